@@ -1,0 +1,73 @@
+# One verb per job. `make check` is what CI runs; `make run` is all a newcomer needs.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3 || true)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.stepwire-installed
+BUF := node_modules/.bin/buf
+# On a machine without a GPU: the torch to install, and where from when the default index has no CPU build.
+TORCH ?= torch==2.13.0
+TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
+# Flags of python -m launcher, e.g. make run ARGS="--model Qwen/Qwen3-0.6B"
+ARGS ?=
+PYTEST ?= $(BIN)/pytest
+
+.PHONY: help install run demo test test-fast check check-protos protos fmt lint types bench system-deps clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+
+install: $(INSTALLED) ## Make .venv and install everything into it
+
+# The stamp is why a second `make run` starts at once: pip is not even asked.
+$(INSTALLED): pyproject.toml scripts/install
+	@PYTHON="$(PYTHON)" TORCH="$(TORCH)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" scripts/install $(VENV)
+	@touch $@
+
+run: $(INSTALLED) ## Start both services, show a sample answer, stay up (ARGS="--model ...")
+	@$(BIN)/python -m launcher $(ARGS)
+
+demo: $(INSTALLED) ## The same, but end after the sample answer
+	@$(BIN)/python -m launcher --demo $(ARGS)
+
+test: $(INSTALLED) ## Run all tests
+	@$(PYTEST)
+
+test-fast: $(INSTALLED) ## Run the tests that need neither the model nor real processes
+	@$(PYTEST) -m "not slow and not gpu"
+
+check: lint types check-protos test ## Everything CI runs
+
+lint: $(INSTALLED) ## Formatting, ruff and the import contracts
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/lint-imports --no-logo
+
+types: $(INSTALLED) ## mypy --strict
+	@$(BIN)/mypy
+
+fmt: $(INSTALLED) ## Format the code and the protos
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix --quiet
+	@if [ -x $(BUF) ]; then $(BUF) format --write; fi
+
+protos: $(INSTALLED) ## Regenerate the committed stubs from protos/
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/generate-stubs shared
+
+check-protos: $(INSTALLED) ## The stubs match protos/; buf lint, format and breaking changes
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check-protos
+
+bench: $(INSTALLED) ## Time of the step loop around the model, per step
+	@$(BIN)/python bench/step_overhead.py
+
+system-deps: ## Programs of Debian and npm that some tests need (Debian packages: as root)
+	@scripts/system-deps
+
+clean: ## Remove build outputs and caches; keeps .venv and models/
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find services shared clients tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,108 @@
+"""The one table from error reasons to gRPC statuses, and the building of rich statuses (google.rpc.Status).
+
+Every error status carries ErrorInfo{reason, domain, metadata}; field errors add BadRequest, overload adds RetryInfo.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from stepwire.errors import StepwireError
+
+DOMAIN = "stepwire"
+
+Code = grpc.StatusCode
+
+# reason -> (status, retryable: may the same request succeed later or elsewhere?)
+REASONS: dict[str, tuple[grpc.StatusCode, bool]] = {
+    "FIELD_INVALID": (Code.INVALID_ARGUMENT, False),
+    "CONTEXT_LENGTH_EXCEEDED": (Code.INVALID_ARGUMENT, False),
+    "PROTOCOL_VIOLATION": (Code.INVALID_ARGUMENT, False),
+    "MODEL_NOT_FOUND": (Code.NOT_FOUND, False),
+    "DUPLICATE_REQUEST": (Code.ALREADY_EXISTS, False),
+    "QUEUE_FULL": (Code.RESOURCE_EXHAUSTED, True),
+    "SLOW_CLIENT": (Code.RESOURCE_EXHAUSTED, False),
+    "KV_CAPACITY": (Code.FAILED_PRECONDITION, False),
+    "PROTOCOL_VERSION": (Code.FAILED_PRECONDITION, False),
+    "MODEL_MISMATCH": (Code.FAILED_PRECONDITION, False),
+    "TOKENIZER_MISMATCH": (Code.FAILED_PRECONDITION, False),
+    "SESSION_REPLACED": (Code.ABORTED, False),
+    "DRAINING": (Code.UNAVAILABLE, True),
+    "ENGINE_STARTING": (Code.UNAVAILABLE, True),
+    "ENGINE_DEAD": (Code.UNAVAILABLE, True),
+    "REQUEST_FAILED": (Code.INTERNAL, True),
+    "OUTPUT_PROCESSING": (Code.INTERNAL, True),
+    "INTERNAL": (Code.INTERNAL, True),
+    "QUEUE_TIMEOUT": (Code.DEADLINE_EXCEEDED, True),
+    "DEADLINE": (Code.DEADLINE_EXCEEDED, False),
+    "CANCELLED": (Code.CANCELLED, False),
+    "UNSUPPORTED_FEATURE": (Code.UNIMPLEMENTED, False),
+}
+
+# gRPC refuses trailers above 8 KiB at random; texts are cut so that code, reason and metadata always arrive.
+MAX_MESSAGE_CHARS = 1024
+
+
+def status_code(reason: str) -> grpc.StatusCode:
+    """The gRPC status of a reason; an unknown reason is a bug of ours and shows as INTERNAL."""
+    return REASONS.get(reason, REASONS["INTERNAL"])[0]
+
+
+def is_retryable(error: StepwireError) -> bool:
+    """Whether the same request may succeed later or elsewhere."""
+    if error.retryable is not None:
+        return error.retryable
+    return REASONS.get(error.reason, REASONS["INTERNAL"])[1]
+
+
+def to_status(error: StepwireError, **metadata: str | int) -> status_pb2.Status:
+    """The rich status of an error. `metadata` (request_id, engine_id, tokens_emitted) goes into ErrorInfo."""
+    code = status_code(error.reason)
+    status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=error.message[:MAX_MESSAGE_CHARS])
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
+    for key, value in {**error.metadata, **metadata, "retryable": str(is_retryable(error)).lower()}.items():
+        if value != "":
+            info.metadata[key] = str(value)[:MAX_MESSAGE_CHARS]
+    status.details.add().Pack(info)
+    if error.violations:
+        bad_request = error_details_pb2.BadRequest()
+        for violation in error.violations:
+            bad_request.field_violations.add(
+                field=violation.field, description=violation.description[:MAX_MESSAGE_CHARS]
+            )
+        status.details.add().Pack(bad_request)
+    if error.retry_after_ms:
+        delay = Duration()
+        delay.FromMilliseconds(error.retry_after_ms)
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
+
+
+def trailers(error: StepwireError, **metadata: str | int) -> tuple[tuple[str, str | bytes], ...]:
+    """Trailing metadata of an error: the rich status, and the pushback that stops or delays gRPC's own retries."""
+    rich: tuple[str, str | bytes] = ("grpc-status-details-bin", to_status(error, **metadata).SerializeToString())
+    if error.retry_after_ms:
+        return (rich, ("grpc-retry-pushback-ms", str(error.retry_after_ms)))
+    return (rich,)
+
+
+async def abort_with(
+    context: grpc.aio.ServicerContext[object, object], error: StepwireError, **metadata: str | int
+) -> NoReturn:
+    """End an asyncio RPC with this error. Raises, as `context.abort` does."""
+    await context.abort(
+        status_code(error.reason), error.message[:MAX_MESSAGE_CHARS], trailing_metadata=trailers(error, **metadata)
+    )
+    raise AssertionError("context.abort always raises")
+
+
+def abort_sync(context: grpc.ServicerContext, error: StepwireError, **metadata: str | int) -> NoReturn:
+    """End a threaded RPC with this error. Raises, as `context.abort` does."""
+    context.set_trailing_metadata(trailers(error, **metadata))
+    context.abort(status_code(error.reason), error.message[:MAX_MESSAGE_CHARS])
+    raise AssertionError("context.abort always raises")

@@ -1,0 +1,82 @@
+"""gRPC channel and server options: the only place where they are written. Why each has its value: docs/adr/0004."""
+
+from __future__ import annotations
+
+import json
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+Options = list[tuple[str, int | str]]
+
+_MESSAGE_LENGTHS: Options = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+]
+
+# Both servers. so_reuseport 0: a second process must fail to bind instead of silently taking half of the traffic.
+SERVER: Options = [
+    *_MESSAGE_LENGTHS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Clients may ping every 10 s during a long silent generation; the default cuts them after 300 s rules.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+]
+
+# The public port only: an age makes clients resolve DNS again. On the engine port it would kill the stream.
+PUBLIC_SERVER: Options = [
+    *SERVER,
+    ("grpc.max_connection_age_ms", 600_000),
+    ("grpc.max_connection_age_grace_ms", 3_600_000),
+    ("grpc.max_connection_idle_ms", 900_000),
+]
+
+# Frontend to engine: one channel for each engine, no shared connection.
+ENGINE_CHANNEL: Options = [
+    *_MESSAGE_LENGTHS,
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 1),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+# Retries of short calls. GenerateStream is absent: a client resumes a stream, it never repeats one.
+SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [
+                    {"service": "stepwire.v1.GenerationService", "method": "Generate"},
+                    {"service": "stepwire.v1.ModelService"},
+                    {"service": "stepwire.v1.TokenizationService"},
+                ],
+                "retryPolicy": {
+                    "maxAttempts": 4,
+                    "initialBackoff": "0.1s",
+                    "maxBackoff": "2s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ],
+        "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+    }
+)
+
+# Clients of the public port.
+CLIENT_CHANNEL: Options = [
+    *_MESSAGE_LENGTHS,
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.enable_retries", 1),
+    ("grpc.service_config", SERVICE_CONFIG),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+]

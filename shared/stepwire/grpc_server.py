@@ -1,0 +1,31 @@
+"""What both gRPC servers do alike, threaded or asyncio: bind with a clear error, and offer reflection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+
+from stepwire.listen_address import bind_error, join
+
+
+def bind(server: grpc.Server | grpc.aio.Server, host: str, port: int) -> int:
+    """Listen without TLS; returns the port, which differs from the argument when that is 0. Raises BindError.
+
+    Server options must hold so_reuseport = 0, or a second process would share the port unnoticed.
+    """
+    try:
+        bound = server.add_insecure_port(join(host, port))
+    except RuntimeError:
+        raise bind_error(host, port) from None
+    if not bound:
+        raise bind_error(host, port)
+    return bound
+
+
+def enable_reflection(server: grpc.Server | grpc.aio.Server, service_names: Iterable[str]) -> None:
+    """Describe these services, health and reflection itself to clients such as grpcurl."""
+    reflection.enable_server_reflection((*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

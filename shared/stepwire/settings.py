@@ -1,0 +1,76 @@
+"""Base of both services' settings: CLI flag = environment variable STEPWIRE_* = one documented name.
+
+An unknown flag, an unknown STEPWIRE_ variable and an ill-formed value are errors that name it. The environment is
+read here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+
+ENV_PREFIX = "STEPWIRE_"
+# Variables of the Makefile and the tests; no setting of a service.
+_FOREIGN = frozenset({"STEPWIRE_REQUIRE_ALL", "STEPWIRE_REQUIRE_ROOT"})
+
+S = TypeVar("S", bound="Settings")
+
+
+class Settings(BaseSettings):
+    """Frozen settings; subclasses declare the fields with a description each."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+    )
+
+    @classmethod
+    def from_command_line(cls: type[S], args: list[str] | None = None) -> S:
+        """Settings from `args` (default: the process's own) over the environment; a mistake ends the process with 2."""
+        unknown = unknown_variables(cls, os.environ)
+        if unknown:
+            _fail(f"unknown environment variable {unknown[0]}: no setting has that name; see --help")
+        try:
+            return CliApp.run(cls, cli_args=args)
+        except ValidationError as error:
+            _fail("; ".join(_describe(item) for item in error.errors()))
+        except SettingsError as error:
+            _fail(str(error))
+
+
+def set_default_variable(name: str, value: str) -> None:
+    """Set a variable of a library for this process, unless the operator has; to be called before it is loaded."""
+    os.environ.setdefault(name, value)
+
+
+def unknown_variables(cls: type[Settings], environ: Mapping[str, str]) -> list[str]:
+    """STEPWIRE_ variables that name no setting of this service."""
+    known = {ENV_PREFIX + name.upper() for name in cls.model_fields} | _FOREIGN
+    return sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in known)
+
+
+def environment_without_settings() -> dict[str, str]:
+    """The process's environment less STEPWIRE_ variables: for a child that gets its settings as flags alone."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+
+
+def _describe(item: Mapping[str, Any]) -> str:
+    if not item["loc"]:
+        return str(item["msg"]).removeprefix("Value error, ")
+    flag = "--" + "-".join(str(part) for part in item["loc"]).replace("_", "-")
+    return f"{flag}: {item['msg']} (got {item['input']!r})"
+
+
+def _fail(message: str) -> NoReturn:
+    sys.stderr.write(f"error: {message}\n")
+    raise SystemExit(2)
