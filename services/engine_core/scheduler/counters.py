@@ -1,0 +1,61 @@
+"""What the scheduler has counted since the engine's start. Plain integers: text is made by whoever scrapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine_core.kv_cache.block_pool import BlockPool
+from engine_core.scheduler.output import SchedulerStats
+from engine_core.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Only ever grow, so that a lost snapshot loses nothing."""
+
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preempted_query_tokens: int = 0
+    preempted_hit_tokens: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_rejected: int = 0
+
+    def count_prefix_lookup(self, request: Request, num_hit_tokens: int) -> None:
+        """First look-ups and repeats after a preemption are counted apart: the latter flatter the hit rate."""
+        if request.bypass_prefix_cache:
+            return
+        if request.num_preemptions:
+            self.preempted_query_tokens += request.num_tokens
+            self.preempted_hit_tokens += num_hit_tokens
+        else:
+            self.prefix_query_tokens += request.num_tokens
+            self.prefix_hit_tokens += num_hit_tokens
+
+    def snapshot(
+        self,
+        *,
+        num_running: int,
+        num_waiting: int,
+        num_waiting_tokens: int,
+        oldest_waiting_time: float | None,
+        pool: BlockPool,
+    ) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_waiting_tokens=num_waiting_tokens,
+            num_used_blocks=pool.num_used,
+            num_cached_blocks=pool.num_cached,
+            num_total_blocks=pool.num_total,
+            prefix_query_tokens=self.prefix_query_tokens,
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            preempted_query_tokens=self.preempted_query_tokens,
+            preempted_hit_tokens=self.preempted_hit_tokens,
+            num_preemptions=self.num_preemptions,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_generation_tokens=self.num_generation_tokens,
+            num_rejected=self.num_rejected,
+            oldest_waiting_time=oldest_waiting_time,
+        )

@@ -1,0 +1,34 @@
+"""Deadlines of requests, soonest first, so that a step pays only for those that have passed."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from engine_core.scheduler.output import RequestError
+from engine_core.scheduler.request import Request, RequestKey
+
+DEADLINE = RequestError("DEADLINE", "the deadline of the request has passed")
+QUEUE_TIMEOUT = RequestError("QUEUE_TIMEOUT", "the request was not scheduled within its queue timeout", retryable=True)
+
+
+class Deadlines:
+    """Min-heap. Entries of ended requests stay until their time and are skipped by the caller."""
+
+    def __init__(self) -> None:
+        # (time, order of arrival, request, whether it holds for the waiting time only)
+        self._heap: list[tuple[float, int, RequestKey, bool]] = []
+        self._num_pushed = 0
+
+    def push(self, request: Request) -> None:
+        """Watch both deadlines of a request, as far as it has them."""
+        for time, is_queue_deadline in ((request.deadline, False), (request.queue_deadline, True)):
+            if time is not None:
+                self._num_pushed += 1
+                heapq.heappush(self._heap, (time, self._num_pushed, request.key, is_queue_deadline))
+
+    def pop_passed(self, now: float) -> Iterator[tuple[RequestKey, bool]]:
+        """Keys whose time has come, and whether it was the queue's."""
+        while self._heap and self._heap[0][0] <= now:
+            _, _, key, is_queue_deadline = heapq.heappop(self._heap)
+            yield key, is_queue_deadline

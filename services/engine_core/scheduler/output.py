@@ -1,0 +1,151 @@
+"""The hand-offs of a step: SchedulerOutput to the workers, ModelRunnerOutput back, EngineCoreOutputs to a session.
+
+Values, not live objects: whoever holds one may keep it while the scheduler goes on.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from engine_core.scheduler.request import EventType, RequestKey, SamplingParams
+
+
+class FinishReason(enum.Enum):
+    """Why a request is over."""
+
+    STOP = enum.auto()
+    LENGTH = enum.auto()
+    ABORTED = enum.auto()
+    # Failed alone; the engine lives.
+    ERROR = enum.auto()
+    # Never scheduled: safe to send to another engine.
+    REJECTED = enum.auto()
+    REPETITION = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequestData:
+    """Everything a worker must know about a request it sees for the first time."""
+
+    key: RequestKey
+    prompt_token_ids: list[int]
+    # Output known before the first scheduling: the tokens of a resumed generation.
+    output_token_ids: list[int]
+    sampling: SamplingParams
+    # Ids masked while fewer than min_tokens tokens were generated: stop ids and eos ids.
+    min_tokens: int
+    min_tokens_masked_ids: tuple[int, ...]
+    # The request's block table, in order of position.
+    block_ids: list[int]
+    # Tokens whose KV is in those blocks already (prefix hit).
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRequestData:
+    """What changed for a request the workers know. `is_resumed`: `new_block_ids` replace the block table."""
+
+    key: RequestKey
+    new_block_ids: list[int]
+    num_computed_tokens: int
+    is_resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step's work. The workers sample a token for each request whose known tokens are all computed by it."""
+
+    step: int
+    new_requests: list[NewRequestData]
+    cached_requests: list[CachedRequestData]
+    # Tokens to compute in this step, > 0 for each scheduled request, in batch order.
+    num_scheduled_tokens: dict[RequestKey, int]
+    total_num_scheduled_tokens: int
+    # Requests that ended since the last step: the workers drop their state.
+    finished_keys: list[RequestKey]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """Parallel lists in batch order. An empty list = partial prefill, nothing was sampled."""
+
+    keys: list[RequestKey]
+    sampled_token_ids: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestError:
+    """Why one request failed or was refused: the fields of stepwire.v1.EngineError."""
+
+    reason: str
+    message: str
+    retryable: bool = False
+    retry_after_ms: int = 0
+    cause_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a request; exactly one for each."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    error: RequestError | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStats:
+    """Where the prompt's KV came from, at the first scheduling."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(slots=True)
+class EngineCoreOutput:
+    """News of one request: exists only with new tokens, events or a finish."""
+
+    key: RequestKey
+    new_token_ids: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    # (event, seconds of the engine's monotonic clock)
+    events: list[tuple[EventType, float]] = field(default_factory=list)
+    prefill: PrefillStats | None = None
+
+    @property
+    def is_plain_token(self) -> bool:
+        """One token and nothing else: travels in the parallel arrays of the frame."""
+        return len(self.new_token_ids) == 1 and not self.finish and not self.events and self.prefill is None
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Snapshot of the scheduler. Counters grow from the engine's start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    num_used_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_total_blocks: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preempted_query_tokens: int = 0
+    preempted_hit_tokens: int = 0
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_rejected: int = 0
+    oldest_waiting_time: float | None = None
+
+
+@dataclass(slots=True)
+class EngineCoreOutputs:
+    """Everything one step produced for one session."""
+
+    step: int
+    time: float
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+    stats: SchedulerStats | None = None

@@ -1,0 +1,170 @@
+"""One sequence as the scheduler sees it: what was asked, what is known, what is computed, and its state.
+
+Owner: the busy-loop thread, once the request was added. Transitions are data; any other is an InvariantViolation.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from stepwire.errors import InvariantViolation
+
+# (session id, handle): a caller's request_id is for logs only and is never a key.
+RequestKey = tuple[str, int]
+
+
+class RequestStatus(enum.Enum):
+    """States of a request; TRANSITIONS says which may follow which."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    PREEMPTED = enum.auto()
+    FINISHED_STOPPED = enum.auto()
+    FINISHED_LENGTH_CAPPED = enum.auto()
+    FINISHED_ABORTED = enum.auto()
+    FINISHED_ERROR = enum.auto()
+    FINISHED_REPETITION = enum.auto()
+    FINISHED_REJECTED = enum.auto()
+
+    @property
+    def is_finished(self) -> bool:
+        return self in FINISHED
+
+
+FINISHED = frozenset(status for status in RequestStatus if status.name.startswith("FINISHED_"))
+
+TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
+    RequestStatus.WAITING: FINISHED | {RequestStatus.RUNNING},
+    RequestStatus.RUNNING: FINISHED | {RequestStatus.PREEMPTED},
+    RequestStatus.PREEMPTED: FINISHED | {RequestStatus.RUNNING},
+    **{status: frozenset() for status in FINISHED},
+}
+
+
+class EventType(enum.Enum):
+    """What happened to a request."""
+
+    QUEUED = enum.auto()
+    SCHEDULED = enum.auto()
+    PREEMPTED = enum.auto()
+    # Scheduled again after a preemption.
+    RESUMED = enum.auto()
+    FIRST_TOKEN = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen, with every default resolved. Ranges are those of EngineSamplingParams."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    # (token id, bias)
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    # Empty = no restriction.
+    allowed_token_ids: tuple[int, ...] = ()
+    # Each variant of each bad word as tokens; none is empty.
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RepetitionDetection:
+    """Ends a generation whose tail is one pattern of min..max tokens, `min_repeats` times in a row."""
+
+    max_pattern_tokens: int
+    min_pattern_tokens: int
+    min_repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """When generation ends. `eos_token_ids` are masked below `min_tokens` even with `ignore_eos`."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    repetition: RepetitionDetection | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The scheduler's record of one sequence. Times are seconds of the engine's monotonic clock."""
+
+    key: RequestKey
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    stop: StopConditions
+    arrival_time: float
+    deadline: float | None = None
+    queue_deadline: float | None = None
+    cache_salt: str = ""
+    bypass_prefix_cache: bool = False
+    # Starts with the tokens of a resumed generation; they count as output but are never sent back.
+    output_token_ids: list[int] = field(default_factory=list)
+
+    status: RequestStatus = RequestStatus.WAITING
+    # Tokens whose KV is in the cache.
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    # Hashes of the full blocks of the known tokens; a prefix is computed by the input thread.
+    block_hashes: list[bytes] = field(default_factory=list)
+    # Prompt tokens found in the prefix cache; set at the first scheduling.
+    num_cached_tokens: int | None = None
+    stop_token_id: int | None = None
+    # (event, time) not told to the frontend yet; they travel with the next output.
+    events: list[tuple[EventType, float]] = field(default_factory=list)
+    # Output tokens this request came with.
+    num_resumed_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_resumed_tokens = len(self.output_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Most tokens this request can ever hold."""
+        return len(self.prompt_token_ids) + self.stop.max_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status.is_finished
+
+    @property
+    def was_scheduled(self) -> bool:
+        """The workers know this request."""
+        return self.num_cached_tokens is not None
+
+    def token_ids(self, start: int, end: int) -> list[int]:
+        """Known tokens of positions [start, end)."""
+        num_prompt = len(self.prompt_token_ids)
+        if end <= num_prompt:
+            return self.prompt_token_ids[start:end]
+        if start >= num_prompt:
+            return self.output_token_ids[start - num_prompt : end - num_prompt]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
+
+    def set_status(self, status: RequestStatus) -> None:
+        if status not in TRANSITIONS[self.status]:
+            raise InvariantViolation(f"request {self.key}: {self.status.name} -> {status.name} is not a transition")
+        self.status = status

@@ -1,0 +1,349 @@
+"""The scheduler: which tokens of which requests are computed in the next step.
+
+One rule covers prefill, chunks and decode: a request's computed tokens chase its known tokens, and a step hands out at
+most `max_num_batched_tokens` of them. Pure and deterministic: time is an argument, and the same calls give the same
+result. Owner: the busy-loop thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine_core.kv_cache.block import KVCacheBlock
+from engine_core.kv_cache.block_hash import BlockHasher
+from engine_core.kv_cache.kv_cache_manager import KVCacheManager
+from engine_core.scheduler.counters import SchedulerCounters
+from engine_core.scheduler.deadlines import DEADLINE, QUEUE_TIMEOUT, Deadlines
+from engine_core.scheduler.output import (
+    CachedRequestData,
+    EngineCoreOutput,
+    Finish,
+    FinishReason,
+    ModelRunnerOutput,
+    NewRequestData,
+    PrefillStats,
+    RequestError,
+    SchedulerOutput,
+    SchedulerStats,
+)
+from engine_core.scheduler.request import EventType, Request, RequestKey, RequestStatus
+from engine_core.scheduler.request_queue import RequestQueue
+from engine_core.scheduler.step_plan import StepPlan
+from engine_core.scheduler.stop_check import check_stop
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of a step and of the queue; the names are those of the command line."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_queued_requests: int
+    max_queued_tokens: int
+    long_prefill_token_threshold: int = 0
+    enable_chunked_prefill: bool = True
+    watermark: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs})"
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_model_len "
+                f"({self.max_model_len}): without chunked prefill a full-length prompt would never be scheduled"
+            )
+
+
+FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORTED,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
+    RequestStatus.FINISHED_REJECTED: FinishReason.REJECTED,
+}
+
+# Advice with QUEUE_FULL; the queue moves at the pace of finished answers, which is seconds.
+RETRY_AFTER_MS = 1000
+
+
+class Scheduler:
+    """Requests in, steps out, tokens back in, outputs out."""
+
+    def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, block_hasher: BlockHasher) -> None:
+        self.config = config
+        self.kv_cache_manager = kv_cache_manager
+        self.requests: dict[RequestKey, Request] = {}
+        self.waiting = RequestQueue()
+        # In order of admission: the last one is preempted first.
+        self.running: list[Request] = []
+        self._block_hasher = block_hasher
+        self._num_watermark_blocks = int(config.watermark * kv_cache_manager.pool.num_total)
+        # Ended requests the workers still hold state for; emptied by the next schedule().
+        self._finished_keys: list[RequestKey] = []
+        # Ends that happen inside schedule(); emptied by the next update_from_output().
+        self._expired_outputs: list[EngineCoreOutput] = []
+        self._deadlines = Deadlines()
+        self._counters = SchedulerCounters()
+        self._step = 0
+
+    # -- requests in -------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request, now: float) -> EngineCoreOutput:
+        """Queue a request. The output says QUEUED, or REJECTED with the reason: it was never scheduled."""
+        error = self._admission_error(request)
+        if error is not None:
+            self._counters.num_rejected += 1
+            request.set_status(RequestStatus.FINISHED_REJECTED)
+            return EngineCoreOutput(request.key, finish=Finish(FinishReason.REJECTED, error=error))
+        self._extend_block_hashes(request)
+        self.requests[request.key] = request
+        self.waiting.append(request)
+        self._deadlines.push(request)
+        return EngineCoreOutput(request.key, events=[(EventType.QUEUED, now)])
+
+    def finish_requests(self, keys: Iterable[RequestKey] | None, status: RequestStatus) -> list[EngineCoreOutput]:
+        """End requests from outside, at once. None = all; unknown and ended keys are ignored."""
+        targets = list(self.requests) if keys is None else list(keys)
+        return [self._finish(self.requests[key], status) for key in targets if key in self.requests]
+
+    def _admission_error(self, request: Request) -> RequestError | None:
+        # The only place where "never fits" is decided: afterwards some request can always progress.
+        if not self.kv_cache_manager.can_ever_fit(request.max_num_tokens):
+            pool = self.kv_cache_manager.pool
+            capacity = pool.num_total * self.kv_cache_manager.block_size
+            return RequestError(
+                "KV_CAPACITY",
+                f"prompt and max_tokens need {request.max_num_tokens} tokens of KV cache; it holds {capacity}",
+            )
+        if len(self.waiting) >= self.config.max_queued_requests:
+            limit = f"{self.config.max_queued_requests} requests are queued, which is the limit"
+            return RequestError("QUEUE_FULL", limit, retryable=True, retry_after_ms=RETRY_AFTER_MS)
+        if self.waiting.num_tokens + request.num_tokens > self.config.max_queued_tokens:
+            limit = f"{self.waiting.num_tokens} tokens are queued; the limit is {self.config.max_queued_tokens}"
+            return RequestError("QUEUE_FULL", limit, retryable=True, retry_after_ms=RETRY_AFTER_MS)
+        return None
+
+    # -- steps out ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Requests to serve, or ends the workers have not been told of (they would keep that state for ever)."""
+        return bool(self.requests) or bool(self._finished_keys) or bool(self._expired_outputs)
+
+    def schedule(self, now: float) -> SchedulerOutput:
+        """Plan one step: expire, then running requests in order, then waiting ones. May plan nothing."""
+        self._expire(now)
+        plan = StepPlan(self.config.max_num_batched_tokens)
+        self._schedule_running(plan, now)
+        # After a preemption there is no room: admitting now would take the blocks that were just given up.
+        if not plan.has_preempted:
+            self._admit_waiting(plan, now)
+        return self._emit(plan)
+
+    def _expire(self, now: float) -> None:
+        for key, is_queue_deadline in self._deadlines.pop_passed(now):
+            request = self.requests.get(key)
+            if request is None or (is_queue_deadline and request.was_scheduled):
+                continue
+            output = self._finish(request, RequestStatus.FINISHED_ERROR)
+            error = QUEUE_TIMEOUT if is_queue_deadline else DEADLINE
+            output.finish = Finish(FinishReason.ERROR, error=error, num_preemptions=request.num_preemptions)
+            self._expired_outputs.append(output)
+
+    def _schedule_running(self, plan: StepPlan, now: float) -> None:
+        index = 0
+        while index < len(self.running) and plan.token_budget > 0:
+            request = self.running[index]
+            num_new_tokens = self._num_new_tokens(request, request.num_computed_tokens, plan)
+            block_ids = self._allocate_or_preempt(request, request.num_computed_tokens + num_new_tokens, plan, now)
+            if block_ids is None:
+                return
+            plan.add_cached(CachedRequestData(request.key, block_ids, request.num_computed_tokens), num_new_tokens)
+            self._mark_computed(request, num_new_tokens)
+            index += 1
+
+    def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan, now: float) -> list[int] | None:
+        """Blocks for `num_tokens`, preempting from the back of `running`; None when the request itself had to go."""
+        while True:
+            block_ids = self.kv_cache_manager.allocate_slots(request.key, num_tokens)
+            if block_ids is not None:
+                return block_ids
+            victim = self.running.pop()
+            self._preempt(victim, now)
+            plan.has_preempted = True
+            if victim is request:
+                return None
+
+    def _preempt(self, request: Request, now: float) -> None:
+        """Recompute later: blocks are freed, outputs are kept, and the request goes to the front of the queue."""
+        self.kv_cache_manager.free(request.key)
+        request.set_status(RequestStatus.PREEMPTED)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.events.append((EventType.PREEMPTED, now))
+        self._counters.num_preemptions += 1
+        self.waiting.prepend(request)
+
+    def _admit_waiting(self, plan: StepPlan, now: float) -> None:
+        while self.waiting and plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting.peek()
+            computed_blocks = self._computed_blocks(request)
+            num_computed_tokens = len(computed_blocks) * self.kv_cache_manager.block_size
+            num_new_tokens = self._num_new_tokens(request, num_computed_tokens, plan)
+            is_whole = num_computed_tokens + num_new_tokens == request.num_tokens
+            # Head of line: whoever does not fit ends admission, so that long prompts are not overtaken for ever.
+            if not (is_whole or self.config.enable_chunked_prefill) or not self._fits_now(request, computed_blocks):
+                return
+            self._admit(request, computed_blocks, num_new_tokens, plan, now)
+
+    def _fits_now(self, request: Request, computed_blocks: list[KVCacheBlock]) -> bool:
+        """The whole known sequence fits the free blocks, not only its first chunk: else chunks would thrash."""
+        num_reserved = self._num_watermark_blocks if self.running else 0
+        return self.kv_cache_manager.can_allocate(request.num_tokens, computed_blocks, num_reserved=num_reserved)
+
+    def _admit(
+        self, request: Request, computed_blocks: list[KVCacheBlock], num_new_tokens: int, plan: StepPlan, now: float
+    ) -> None:
+        num_computed_tokens = len(computed_blocks) * self.kv_cache_manager.block_size
+        self.kv_cache_manager.allocate_slots(request.key, num_computed_tokens + num_new_tokens, computed_blocks)
+        block_ids = self.kv_cache_manager.block_ids(request.key)
+        self.waiting.remove(request)
+        self.running.append(request)
+        self._counters.count_prefix_lookup(request, num_computed_tokens)
+        request.num_computed_tokens = num_computed_tokens
+        if request.was_scheduled:
+            request.events.append((EventType.RESUMED, now))
+            resumed = CachedRequestData(request.key, block_ids, num_computed_tokens, is_resumed=True)
+            plan.add_cached(resumed, num_new_tokens)
+        else:
+            request.num_cached_tokens = num_computed_tokens
+            request.events.append((EventType.SCHEDULED, now))
+            plan.add_new(_new_request_data(request, block_ids), num_new_tokens)
+        request.set_status(RequestStatus.RUNNING)
+        self._mark_computed(request, num_new_tokens)
+
+    def _computed_blocks(self, request: Request) -> list[KVCacheBlock]:
+        if request.bypass_prefix_cache:
+            return []
+        return self.kv_cache_manager.get_computed_blocks(request.block_hashes, request.token_ids, request.num_tokens)
+
+    def _num_new_tokens(self, request: Request, num_computed_tokens: int, plan: StepPlan) -> int:
+        num_new_tokens = request.num_tokens - num_computed_tokens
+        threshold = self.config.long_prefill_token_threshold
+        if threshold and num_new_tokens > threshold:
+            num_new_tokens = threshold
+        return min(num_new_tokens, plan.token_budget)
+
+    def _mark_computed(self, request: Request, num_new_tokens: int) -> None:
+        """The step just planned computes these tokens. Later steps, and hits on full blocks, build on it."""
+        request.num_computed_tokens += num_new_tokens
+        self.kv_cache_manager.register_full_blocks(
+            request.key, request.block_hashes, request.token_ids, request.num_computed_tokens
+        )
+
+    def _emit(self, plan: StepPlan) -> SchedulerOutput:
+        self._step += 1
+        finished_keys, self._finished_keys = self._finished_keys, []
+        return plan.finish(self._step, finished_keys)
+
+    # -- tokens back in, outputs out ---------------------------------------------------------------------------------
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, runner_output: ModelRunnerOutput, now: float
+    ) -> list[EngineCoreOutput]:
+        """Take in the sampled tokens of a step. Requests that ended since it was planned are skipped."""
+        outputs, self._expired_outputs = self._expired_outputs, []
+        for key, token_ids in zip(runner_output.keys, runner_output.sampled_token_ids, strict=True):
+            request = self.requests.get(key)
+            # A partial prefill samples nothing and has no news.
+            if request is None or not token_ids:
+                continue
+            outputs.append(self._update_request(request, token_ids, now))
+        return outputs
+
+    def _update_request(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
+        is_first = len(request.output_token_ids) == request.num_resumed_tokens
+        output = EngineCoreOutput(request.key)
+        if is_first:
+            request.events.append((EventType.FIRST_TOKEN, now))
+            output.prefill = PrefillStats(request.num_prompt_tokens, request.num_cached_tokens or 0)
+            self._counters.num_prompt_tokens += request.num_prompt_tokens
+        for token_id in token_ids:
+            request.output_token_ids.append(token_id)
+            output.new_token_ids.append(token_id)
+            status = check_stop(request, self.config.max_model_len)
+            if status is not None:
+                self._finish(request, status, output)
+                break
+        else:
+            self._extend_block_hashes(request)
+            output.events, request.events = request.events, []
+        self._counters.num_generation_tokens += len(output.new_token_ids)
+        return output
+
+    def _finish(
+        self, request: Request, status: RequestStatus, output: EngineCoreOutput | None = None
+    ) -> EngineCoreOutput:
+        """The one way out for a request that was added: leave the queues, free the blocks, tell the workers later."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        request.set_status(status)
+        self.kv_cache_manager.free(request.key)
+        del self.requests[request.key]
+        if request.was_scheduled:
+            self._finished_keys.append(request.key)
+        output = output or EngineCoreOutput(request.key)
+        output.events, request.events = request.events, []
+        output.finish = Finish(
+            FINISH_REASONS[status], stop_token_id=request.stop_token_id, num_preemptions=request.num_preemptions
+        )
+        return output
+
+    def _extend_block_hashes(self, request: Request) -> None:
+        if self.kv_cache_manager.pool.enable_caching:
+            self._block_hasher.extend(request.block_hashes, request.num_tokens, request.token_ids, request.cache_salt)
+
+    # -- looking in --------------------------------------------------------------------------------------------------
+
+    def stats(self) -> SchedulerStats:
+        """Snapshot for metrics and for the balancers of the frontends."""
+        never_scheduled = (request.arrival_time for request in self.waiting if not request.was_scheduled)
+        return self._counters.snapshot(
+            num_running=len(self.running),
+            num_waiting=len(self.waiting),
+            num_waiting_tokens=self.waiting.num_tokens,
+            oldest_waiting_time=next(never_scheduled, None),
+            pool=self.kv_cache_manager.pool,
+        )
+
+    def violations(self) -> list[str]:
+        """Broken invariants in words; empty = sound. For idle moments, tests and DumpState."""
+        found = self.kv_cache_manager.violations()
+        queued = {request.key for request in self.waiting} | {request.key for request in self.running}
+        if queued != set(self.requests) or len(self.waiting) + len(self.running) != len(self.requests):
+            found.append("a request is in no queue, or in two")
+        if self.waiting.num_tokens != sum(request.num_tokens for request in self.waiting):
+            found.append("the number of queued tokens is wrong")
+        if not self.requests and self.kv_cache_manager.pool.num_used:
+            found.append(f"no request, but {self.kv_cache_manager.pool.num_used} blocks are in use")
+        return found
+
+
+def _new_request_data(request: Request, block_ids: list[int]) -> NewRequestData:
+    return NewRequestData(
+        key=request.key,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=list(request.output_token_ids),
+        sampling=request.sampling,
+        min_tokens=request.stop.min_tokens,
+        min_tokens_masked_ids=tuple(sorted(request.stop.eos_token_ids | request.stop.stop_token_ids)),
+        block_ids=block_ids,
+        num_computed_tokens=request.num_computed_tokens,
+    )

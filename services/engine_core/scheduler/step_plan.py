@@ -1,0 +1,39 @@
+"""One step while it is being planned: the token budget left, and what was handed out so far."""
+
+from __future__ import annotations
+
+from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
+from engine_core.scheduler.request import RequestKey
+
+
+class StepPlan:
+    """Grows request by request inside `Scheduler.schedule`, and becomes a SchedulerOutput."""
+
+    def __init__(self, token_budget: int) -> None:
+        self.token_budget = token_budget
+        self.has_preempted = False
+        self._new_requests: list[NewRequestData] = []
+        self._cached_requests: list[CachedRequestData] = []
+        self._num_scheduled_tokens: dict[RequestKey, int] = {}
+
+    def add_new(self, data: NewRequestData, num_tokens: int) -> None:
+        self._new_requests.append(data)
+        self._spend(data.key, num_tokens)
+
+    def add_cached(self, data: CachedRequestData, num_tokens: int) -> None:
+        self._cached_requests.append(data)
+        self._spend(data.key, num_tokens)
+
+    def finish(self, step: int, finished_keys: list[RequestKey]) -> SchedulerOutput:
+        return SchedulerOutput(
+            step=step,
+            new_requests=self._new_requests,
+            cached_requests=self._cached_requests,
+            num_scheduled_tokens=self._num_scheduled_tokens,
+            total_num_scheduled_tokens=sum(self._num_scheduled_tokens.values()),
+            finished_keys=finished_keys,
+        )
+
+    def _spend(self, key: RequestKey, num_tokens: int) -> None:
+        self._num_scheduled_tokens[key] = num_tokens
+        self.token_budget -= num_tokens

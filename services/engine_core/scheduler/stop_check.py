@@ -1,0 +1,36 @@
+"""Whether a request is over after one more output token. The order of the checks is part of the contract."""
+
+from __future__ import annotations
+
+from engine_core.scheduler.request import RepetitionDetection, Request, RequestStatus
+
+
+def check_stop(request: Request, max_model_len: int) -> RequestStatus | None:
+    """The finished status the newest output token brings, or None; sets `stop_token_id` when that ended it."""
+    stop = request.stop
+    num_output = len(request.output_token_ids)
+    if num_output < stop.min_tokens:
+        return None
+    token_id = request.output_token_ids[-1]
+    if token_id in stop.eos_token_ids and not stop.ignore_eos:
+        return RequestStatus.FINISHED_STOPPED
+    if token_id in stop.stop_token_ids:
+        request.stop_token_id = token_id
+        return RequestStatus.FINISHED_STOPPED
+    if num_output >= stop.max_tokens or request.num_tokens >= max_model_len:
+        return RequestStatus.FINISHED_LENGTH_CAPPED
+    if stop.repetition is not None and repeats(request.output_token_ids, stop.repetition):
+        return RequestStatus.FINISHED_REPETITION
+    return None
+
+
+def repeats(token_ids: list[int], detection: RepetitionDetection) -> bool:
+    """Whether the tail is one pattern, `min_repeats` times in a row."""
+    for length in range(max(1, detection.min_pattern_tokens), detection.max_pattern_tokens + 1):
+        span = length * detection.min_repeats
+        if span > len(token_ids):
+            return False
+        # A tail of period `length` equals itself moved by `length`.
+        if token_ids[-span:-length] == token_ids[length - span :]:
+            return True
+    return False
