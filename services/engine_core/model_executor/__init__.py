@@ -1,0 +1,1 @@
+"""Model execution: the only importer of torch and transformers in the engine core."""

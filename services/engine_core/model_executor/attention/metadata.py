@@ -1,0 +1,103 @@
+"""What attention must know about one step's flattened batch. Built once a step, shared by all layers.
+
+Owner: the busy-loop thread. Values only; never reads or writes the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+# Gathered KV slots of one group of decode rows: bounds the temporary copy of keys and values.
+_MAX_GROUP_SLOTS = 1 << 17
+
+
+@dataclass(slots=True)
+class DecodeGroup:
+    """Rows of one query token each and of similar length, so that padding them to one length costs little."""
+
+    # Positions of the rows' tokens in the flattened batch, [R].
+    token_indices: torch.Tensor
+    # [R, N]; entries past a row's last block are 0, the null block.
+    block_tables: torch.Tensor
+    # Known tokens of each row, this step's included, [R].
+    seq_lens: torch.Tensor
+    # Visible slots by sliding window, [R, 1, 1, N * block_size] each: made by the first layer of a kind, for all of it.
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PrefillRow:
+    """One sequence with several query tokens: a prompt, or a chunk of one."""
+
+    # The row's tokens are [start, end) of the flattened batch.
+    start: int
+    end: int
+    # Known tokens, this step's included; more than end - start when a part was computed before.
+    seq_len: int
+    # [ceil(seq_len / block_size)]
+    block_table: torch.Tensor
+    # As in DecodeGroup, [1, 1, end - start, seq_len] each.
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class AttentionMetadata:
+    """T tokens of B sequences: where each token's KV goes, and what each token sees."""
+
+    # Slot of each token in the flattened cache, [T]: block * block_size + offset.
+    slot_mapping: torch.Tensor
+    decode_groups: list[DecodeGroup]
+    prefill_rows: list[PrefillRow]
+
+
+def build_attention_metadata(
+    *,
+    query_start_loc: np.ndarray,
+    seq_lens: np.ndarray,
+    block_tables: np.ndarray,
+    slot_mapping: np.ndarray,
+    block_size: int,
+    device: torch.device,
+) -> AttentionMetadata:
+    """Partition a batch of B sequences into decode groups and prefill rows.
+
+    query_start_loc [B + 1] = first token of each sequence in the flattened batch; seq_lens [B] = known tokens after
+    this step; block_tables [B, N] padded with 0; slot_mapping [T].
+    """
+    query_lens = np.diff(query_start_loc)
+    groups = [
+        DecodeGroup(
+            token_indices=torch.from_numpy(query_start_loc[rows]).to(device),
+            block_tables=torch.from_numpy(block_tables[rows, :num_blocks]).to(device),
+            seq_lens=torch.from_numpy(seq_lens[rows]).to(device),
+        )
+        for rows, num_blocks in _similar_lengths(np.flatnonzero(query_lens == 1), seq_lens, block_size)
+    ]
+    prefills = [
+        PrefillRow(
+            start=int(query_start_loc[row]),
+            end=int(query_start_loc[row + 1]),
+            seq_len=int(seq_lens[row]),
+            block_table=torch.from_numpy(block_tables[row, : -(-int(seq_lens[row]) // block_size)]).to(device),
+        )
+        for row in np.flatnonzero(query_lens > 1)
+    ]
+    return AttentionMetadata(torch.from_numpy(slot_mapping).to(device), groups, prefills)
+
+
+def _similar_lengths(rows: np.ndarray, seq_lens: np.ndarray, block_size: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Split rows into groups padded to one number of blocks, at most twice what their shortest row needs."""
+    num_blocks = -(-seq_lens[rows] // block_size)
+    order = np.argsort(num_blocks, kind="stable")
+    rows, num_blocks = rows[order], num_blocks[order]
+    start = 0
+    while start < len(rows):
+        longest = 2 * int(num_blocks[start])
+        end = int(np.searchsorted(num_blocks, longest, side="right"))
+        end = min(end, start + max(1, _MAX_GROUP_SLOTS // (longest * block_size)))
+        yield rows[start:end], int(num_blocks[end - 1])
+        start = end

@@ -1,0 +1,107 @@
+"""The executor that runs the model in the engine core's own process.
+
+Owner: the busy-loop thread. Every failure surfaces in the call that met it; nothing here runs in the background, so
+the failure callback of executors with workers has no use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+
+from engine_core.config import EngineSettings
+from engine_core.model_executor.executor import FailureCallback, ModelInfo
+from engine_core.model_executor.kv_cache_size import determine_num_blocks
+from engine_core.model_executor.loader import LoadedModel, load_model
+from engine_core.model_executor.model_cache import Progress
+from engine_core.model_executor.model_runner import ModelRunner
+from engine_core.model_executor.models.support import context_limit
+from engine_core.model_executor.models.transformers_backend import TransformersBackend
+from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from stepwire.errors import InvariantViolation
+
+_WARM_UP_TOKENS = 16
+
+
+class InProcessExecutor:
+    """Implements `Executor`. Construction loads the model; raises StartupError, or LoadAbandonedError when told so."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        model_path: Path,
+        failure_callback: FailureCallback,
+        progress: Progress,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._settings = settings
+        self._progress = progress
+        loaded = load_model(settings, model_path, progress, should_stop)
+        self._device = loaded.device
+        backend = TransformersBackend(settings.model, loaded)
+        self._runner: ModelRunner | None = ModelRunner(backend, loaded.dtype, loaded.device, settings.max_num_seqs)
+        self._model_info = _describe(loaded, backend, self._runner)
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return self._model_info
+
+    def determine_num_blocks(self, block_size: int) -> int:
+        block_bytes = self._model_info.kv_bytes_per_token * block_size
+        return determine_num_blocks(
+            self._settings, block_bytes, self._device, lambda: self._run_largest_step(block_size)
+        )
+
+    def initialize_kv_cache(self, num_blocks: int, block_size: int) -> None:
+        self._running().initialize_kv_cache(num_blocks, block_size)
+
+    def warm_up(self) -> None:
+        self._progress("warming up")
+        # One prefill and one decode in a step: both paths.
+        self._running().run_dummy_step([_WARM_UP_TOKENS, 1], self._settings.block_size)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        self._running().execute_model(scheduler_output)
+
+    def sample_tokens(self) -> Future[ModelRunnerOutput]:
+        future: Future[ModelRunnerOutput] = Future()
+        future.set_result(self._running().sample_tokens())
+        return future
+
+    def check_health(self) -> None:
+        self._running()
+
+    def shutdown(self) -> None:
+        self._runner = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _running(self) -> ModelRunner:
+        if self._runner is None:
+            raise InvariantViolation("the executor was shut down")
+        return self._runner
+
+    def _run_largest_step(self, block_size: int) -> None:
+        num_tokens = self._settings.max_num_batched_tokens
+        longest = min(num_tokens, self._model_info.max_position_embeddings)
+        # As many rows as can sample in one step, the rest of the tokens in sequences as long as they can be.
+        num_short = self._settings.max_num_seqs - 1
+        lengths = [1] * min(num_short, num_tokens - 1)
+        num_left = num_tokens - len(lengths)
+        lengths += [longest] * (num_left // longest) + ([num_left % longest] if num_left % longest else [])
+        self._running().run_dummy_step(lengths, block_size)
+
+
+def _describe(loaded: LoadedModel, backend: TransformersBackend, runner: ModelRunner) -> ModelInfo:
+    return ModelInfo(
+        architecture=type(loaded.module).__name__,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        vocab_size=backend.vocab_size,
+        max_position_embeddings=context_limit(loaded.config),
+        num_layers=len(backend.layer_specs),
+        kv_bytes_per_token=runner.kv_bytes_per_token,
+        weight_bytes=loaded.weight_bytes,
+    )

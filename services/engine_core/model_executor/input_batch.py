@@ -1,0 +1,161 @@
+"""The worker's own record of its requests, kept up to date by differences, and the arrays of a step made from it.
+
+Owner: the busy-loop thread. The scheduler sends a request whole once; afterwards only new blocks and counters. Sampled
+tokens are appended here and are not sent back. Rows are reused; a key is never reused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine_core.model_executor.row_table import RowTable
+from engine_core.model_executor.sampler.sampling_batch import (
+    SAMPLING_DTYPE,
+    LogitsRules,
+    RuledRow,
+    SamplingBatch,
+    sampling_record,
+)
+from engine_core.model_executor.step_inputs import StepInputs
+from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
+from engine_core.scheduler.request import RequestKey
+
+_COUNTS_DTYPE = np.dtype([("prompt", np.int64), ("known", np.int64), ("computed", np.int64), ("blocks", np.int64)])
+_INITIAL_COLUMNS = 256
+
+
+class InputBatch:
+    """Tokens, block tables, counts and sampling parameters of every request the worker knows."""
+
+    def __init__(self, max_num_seqs: int, block_size: int, vocab_size: int) -> None:
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._rows: dict[RequestKey, int] = {}
+        self._rules: dict[int, LogitsRules] = {}
+        # Preempted requests keep their row, so there may be more rows than max_num_seqs.
+        self._free_rows = list(reversed(range(max_num_seqs)))
+        self._tokens = RowTable(max_num_seqs, _INITIAL_COLUMNS)
+        self._blocks = RowTable(max_num_seqs, _INITIAL_COLUMNS // block_size + 1)
+        self._counts = np.zeros(max_num_seqs, dtype=_COUNTS_DTYPE)
+        self._sampling = np.zeros(max_num_seqs, dtype=SAMPLING_DTYPE)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def known_token_ids(self, key: RequestKey) -> list[int]:
+        """Prompt and output of a request."""
+        row = self._rows[key]
+        return [int(token_id) for token_id in self._tokens.values[row, : self._counts["known"][row]]]
+
+    def update(self, scheduler_output: SchedulerOutput) -> None:
+        """Apply the differences of one step: finished, then new, then changed requests."""
+        for key in scheduler_output.finished_keys:
+            self._remove(key)
+        for new in scheduler_output.new_requests:
+            self._add(new)
+        for cached in scheduler_output.cached_requests:
+            self._change(cached)
+
+    def prepare(self, num_scheduled_tokens: dict[RequestKey, int]) -> StepInputs:
+        """The arrays of a step, by array operations over all rows at once."""
+        rows = np.array([self._rows[key] for key in num_scheduled_tokens], dtype=np.int64)
+        query_lens = np.fromiter(num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
+        query_start_loc = np.concatenate([[0], np.cumsum(query_lens)])
+        computed = self._counts["computed"][rows]
+        seq_lens = computed + query_lens
+        token_rows = np.repeat(rows, query_lens)
+        positions = np.arange(query_start_loc[-1]) + np.repeat(computed - query_start_loc[:-1], query_lens)
+        block_ids = self._blocks.values[token_rows, positions // self._block_size]
+        num_columns = int(self._counts["blocks"][rows].max(initial=0))
+        return StepInputs(
+            keys=list(num_scheduled_tokens),
+            rows=rows,
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            block_tables=self._blocks.values[rows, :num_columns],
+            input_ids=self._tokens.values[token_rows, positions],
+            positions=positions,
+            slot_mapping=block_ids * self._block_size + positions % self._block_size,
+            sampled=np.flatnonzero(seq_lens == self._counts["known"][rows]),
+        )
+
+    def sampling_batch(self, inputs: StepInputs) -> SamplingBatch:
+        """Parameters of the sampled sequences, and the rules of those that have some in force."""
+        rows = inputs.rows[inputs.sampled]
+        num_outputs = self._counts["known"][rows] - self._counts["prompt"][rows]
+        ruled: list[RuledRow] = []
+        if self._rules:
+            ruled = [
+                self._ruled_row(index, row)
+                for index, row in enumerate(rows.tolist())
+                if row in self._rules and self._rules[row].apply_after(int(num_outputs[index]))
+            ]
+        return SamplingBatch(self._sampling[rows], num_outputs, ruled)
+
+    def finish_step(self, inputs: StepInputs, sampled_token_ids: Sequence[int]) -> None:
+        """Count the step's tokens as computed and append the sampled ones, in the order of `inputs.sampled`."""
+        self._counts["computed"][inputs.rows] = inputs.seq_lens
+        rows = inputs.rows[inputs.sampled]
+        if rows.size:
+            known = self._counts["known"][rows]
+            self._tokens.ensure(0, int(known.max()) + 1)
+            self._tokens.values[rows, known] = sampled_token_ids
+            self._counts["known"][rows] = known + 1
+
+    def _add(self, new: NewRequestData) -> None:
+        row = self._take_row()
+        self._rows[new.key] = row
+        known = [*new.prompt_token_ids, *new.output_token_ids]
+        self._tokens.ensure(0, len(known) + 1)
+        self._tokens.values[row, : len(known)] = known
+        self._counts[row] = (len(new.prompt_token_ids), len(known), new.num_computed_tokens, 0)
+        self._sampling[row] = sampling_record(new.sampling)
+        rules = LogitsRules.of(new, self._vocab_size)
+        if rules is not None:
+            self._rules[row] = rules
+        self._append_blocks(row, new.block_ids)
+
+    def _change(self, cached: CachedRequestData) -> None:
+        row = self._rows[cached.key]
+        if cached.is_resumed:
+            self._clear_blocks(row)
+        self._append_blocks(row, cached.new_block_ids)
+        self._counts["computed"][row] = cached.num_computed_tokens
+
+    def _remove(self, key: RequestKey) -> None:
+        # A request that was refused or aborted before its first step was never sent here.
+        row = self._rows.pop(key, None)
+        if row is not None:
+            self._rules.pop(row, None)
+            self._clear_blocks(row)
+            self._free_rows.append(row)
+
+    def _append_blocks(self, row: int, block_ids: list[int]) -> None:
+        if block_ids:
+            start = int(self._counts["blocks"][row])
+            end = start + len(block_ids)
+            self._blocks.ensure(0, end)
+            self._blocks.values[row, start:end] = block_ids
+            self._counts["blocks"][row] = end
+
+    def _clear_blocks(self, row: int) -> None:
+        """Back to the null block: entries past a sequence's last block are read, and masked."""
+        self._blocks.values[row, : self._counts["blocks"][row]] = 0
+        self._counts["blocks"][row] = 0
+
+    def _take_row(self) -> int:
+        if not self._free_rows:
+            num_rows = len(self._counts)
+            self._free_rows.extend(reversed(range(num_rows, 2 * num_rows)))
+            self._tokens.ensure(2 * num_rows, 0)
+            self._blocks.ensure(2 * num_rows, 0)
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._sampling = np.concatenate([self._sampling, np.zeros_like(self._sampling)])
+        return self._free_rows.pop()
+
+    def _ruled_row(self, index: int, row: int) -> RuledRow:
+        num_prompt, num_known = self._counts["prompt"][row], self._counts["known"][row]
+        tokens = self._tokens.values[row]
+        return RuledRow(index, self._rules[row], tokens[:num_prompt], tokens[num_prompt:num_known])

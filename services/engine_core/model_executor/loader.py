@@ -1,0 +1,148 @@
+"""Weights and config of a local model directory as a transformers module that uses stepwire's attention.
+
+Owner: the thread that starts the engine. Refuses before it loads: an architecture stepwire can not run, or memory that
+does not suffice, is one sentence and not a crash minutes later.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from engine_core.config import EngineSettings
+from engine_core.model_executor.attention import transformers_interface
+from engine_core.model_executor.host_memory import available_bytes, format_gib
+from engine_core.model_executor.model_cache import Progress
+from engine_core.model_executor.models.support import require_supported
+from engine_core.model_executor.startup_error import LoadAbandonedError, StartupError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model ready to run, in eval mode. `config` is that of the text model."""
+
+    module: torch.nn.Module
+    config: Any
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.module.parameters())
+
+
+def load_model(
+    settings: EngineSettings, path: Path, progress: Progress, should_stop: Callable[[], bool]
+) -> LoadedModel:
+    """Load the model in `path`. Raises StartupError, or LoadAbandonedError when asked to stop between two steps."""
+    device = _choose_device(settings)
+    config = _read_config(settings, path)
+    require_supported(settings.model, config)
+    dtype = _choose_dtype(settings, config, device)
+    _require_memory(settings, path, dtype, device)
+    _stop_if_asked(should_stop)
+    progress(f"loading {settings.model} in {str(dtype).removeprefix('torch.')} on {device}")
+    module = _load_module(settings, path, config, dtype, device)
+    _stop_if_asked(should_stop)
+    return LoadedModel(module.eval(), config.get_text_config(), dtype, device)
+
+
+def _stop_if_asked(should_stop: Callable[[], bool]) -> None:
+    if should_stop():
+        raise LoadAbandonedError
+
+
+def _choose_device(settings: EngineSettings) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_cuda:
+        raise StartupError("--device cuda: torch sees no CUDA device")
+    return torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
+
+
+def _choose_dtype(settings: EngineSettings, config: Any, device: torch.device) -> torch.dtype:
+    if settings.dtype != "auto":
+        return _DTYPES[settings.dtype]
+    own = config.get_text_config().dtype or config.dtype
+    # Few CPUs are faster in 16 bits than in 32, and all are more exact in 32.
+    return own if device.type == "cuda" and own in _DTYPES.values() else torch.float32
+
+
+def _read_config(settings: EngineSettings, path: Path) -> Any:
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise StartupError(f"--model {settings.model}: config.json can not be used ({_first_line(error)})") from error
+
+
+def _load_module(
+    settings: EngineSettings, path: Path, config: Any, dtype: torch.dtype, device: torch.device
+) -> torch.nn.Module:
+    transformers_interface.register()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' own
+    # What comes back depends on the arguments, and transformers' annotation does not say so.
+    from_pretrained: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        module, report = from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            device_map=str(device),
+            attn_implementation=transformers_interface.NAME,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        # Corrupt files, missing quantisation packages, shapes that differ: all are this model's fault.
+        raise StartupError(f"--model {settings.model}: can not be loaded ({_first_line(error)})") from error
+    if report["missing_keys"]:
+        # transformers fills them with random numbers and goes on.
+        example = min(report["missing_keys"])
+        raise StartupError(f"--model {settings.model}: the checkpoint lacks weights, {example} among them")
+    loaded: torch.nn.Module = module
+    return loaded
+
+
+def _require_memory(settings: EngineSettings, path: Path, dtype: torch.dtype, device: torch.device) -> None:
+    try:
+        needed = _num_parameters(path) * dtype.itemsize
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        # A shard that is missing, a download that broke off.
+        raise StartupError(f"--model {settings.model}: its weights can not be read ({_first_line(error)})") from error
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    if needed > free:
+        raise StartupError(
+            f"--model {settings.model}: the weights need {format_gib(needed)} of memory in "
+            f"{str(dtype).removeprefix('torch.')}, and {format_gib(free)} are free on {device}"
+        )
+
+
+def _num_parameters(path: Path) -> int:
+    """From the headers of the checkpoint files: reads no weights."""
+    count = 0
+    for file in _checkpoint_files(path):
+        with safe_open(file, framework="pt") as tensors:
+            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return count
+
+
+def _checkpoint_files(path: Path) -> list[Path]:
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    return [path / "model.safetensors"]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

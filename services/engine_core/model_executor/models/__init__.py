@@ -1,0 +1,1 @@
+"""Model implementations behind one call: a flattened batch in, logits out."""

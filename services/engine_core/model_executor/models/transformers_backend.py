@@ -1,0 +1,59 @@
+"""Runs any supported transformers causal model on a flattened batch: the breadth and the correctness reference.
+
+Owner: the busy-loop thread; built by the thread that starts the engine. Knows no requests and no blocks.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from engine_core.model_executor.attention.context import AttentionContext
+from engine_core.model_executor.attention.kv_cache import LayerSpec
+from engine_core.model_executor.attention.layer_probe import LayerProbe
+from engine_core.model_executor.loader import LoadedModel
+from engine_core.model_executor.models.support import require_probed
+from engine_core.model_executor.startup_error import StartupError
+
+
+class TransformersBackend:
+    """A loaded model behind one call. `layer_specs` and `vocab_size` are found by running it once."""
+
+    def __init__(self, model: str, loaded: LoadedModel) -> None:
+        self._module = loaded.module
+        self._device = loaded.device
+        probe = LayerProbe()
+        self.vocab_size = self._probe(model, loaded, probe)
+        require_probed(model, loaded.config, probe)
+        self.layer_specs: list[LayerSpec] = [probe.specs[layer_idx] for layer_idx in sorted(probe.specs)]
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        """input_ids [T], positions [T], logits_indices [N] into T -> logits [N, vocab_size] in the model's dtype.
+
+        The model itself turns hidden states into logits, so that its own scaling and soft cap apply.
+        """
+        output = self._module(
+            input_ids=input_ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=logits_indices,
+            attention_context=context,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _probe(self, model: str, loaded: LoadedModel, probe: LayerProbe) -> int:
+        architecture = type(loaded.module).__name__
+        if "logits_to_keep" not in inspect.signature(loaded.module.forward).parameters:
+            raise StartupError(f"--model {model}: {architecture} is not supported: it has no logits_to_keep")
+        token_ids = torch.zeros(2, dtype=torch.long, device=self._device)
+        last = torch.tensor([1], device=self._device)
+        try:
+            return self.forward(token_ids, torch.arange(2, device=self._device), last, probe).shape[-1]
+        except Exception as error:
+            # A model that does not follow transformers' attention protocol may fail in any way.
+            raise StartupError(f"--model {model}: {architecture} can not run on paged attention ({error})") from error

@@ -1,0 +1,1 @@
+"""From logits to tokens: pure functions of logits, parameters, seed and index."""
