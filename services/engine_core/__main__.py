@@ -1,0 +1,47 @@
+"""`python -m engine_core`: the composition root."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from engine_core.config import EngineSettings
+from engine_core.model_executor.executor import FailureCallback
+from engine_core.process import EngineProcess
+from engine_core.resolved_config import ServedModel
+from engine_core.startup import LoadedModel, Progress
+from stepwire import log, tokenizer_archive
+from stepwire.listen_address import BindError
+from stepwire.settings import set_default_variable
+
+logger = logging.getLogger("engine_core")
+
+
+def load_in_process(settings: EngineSettings, failure_callback: FailureCallback, progress: Progress) -> LoadedModel:
+    """The model in this process."""
+    # By default math threads spin while they wait. Beside a frontend on few cores that costs the step loop its core:
+    # a decode step took ten times as long next to one busy process.
+    set_default_variable("OMP_WAIT_POLICY", "passive")
+    # Here and not at the top: importing torch takes seconds, and the health port must be up before that.
+    from engine_core.model_executor.in_process_executor import InProcessExecutor
+    from engine_core.model_executor.model_source import resolve_model
+
+    model = resolve_model(settings, progress)
+    archive = tokenizer_archive.build(model.path)
+    served_model = ServedModel(model.name, model.revision, tokenizer_archive.sha256(archive))
+    executor = InProcessExecutor(settings, model.path, failure_callback, progress)
+    return LoadedModel(executor, served_model, archive)
+
+
+def main() -> int:
+    settings = EngineSettings.from_command_line()
+    log.configure(settings.log_level, settings.log_format, "engine_core")
+    try:
+        return EngineProcess(settings, load_in_process).run()
+    except BindError as error:
+        logger.critical("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

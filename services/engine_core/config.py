@@ -1,0 +1,78 @@
+"""Settings of the engine core: CLI flag = environment variable STEPWIRE_* = one documented name. Frozen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from stepwire.settings import Settings
+
+
+class EngineSettings(Settings):
+    """LLM engine core: owns the model, the scheduler and the KV cache; serves frontends over one gRPC stream each."""
+
+    model_config = SettingsConfigDict(cli_prog_name="python -m engine_core")
+
+    model: str = Field(
+        "embedded",
+        description="Hugging Face id, local directory, .gguf file, or 'embedded' (SmolLM2-135M-Instruct).",
+    )
+    revision: str = Field("", description="Revision of a Hugging Face id; empty = the newest.")
+    served_model_name: str = Field("", description="Name clients use; empty = derived from --model.")
+    models_dir: Path = Field(Path("models"), description="Cache for converted models and the embedded default.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Weights and activations; auto = the checkpoint's own on a GPU, float32 on a CPU."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto = cuda where there is one.")
+    seed_of_hashes: str = Field("stepwire", description="Start of every block hash chain; equal on engines that agree.")
+
+    host: str = Field("127.0.0.1", description="Address of the engine port.")
+    port: int = Field(50061, ge=0, le=65535, description="Engine port; 0 = any free one.")
+    metrics_port: int = Field(
+        9101, ge=0, le=65535, description="Port of /metrics, /healthz, /readyz; 0 = any free one."
+    )
+    engine_id: str = Field("", description="Stable name for logs and metrics; empty = host name and port.")
+    owner: Literal["none", "session", "parent"] = Field(
+        "none",
+        description="Whose end ends the engine: none, the last session, or the parent process (a pipe on stdin).",
+    )
+    orphan_timeout_s: float = Field(60.0, gt=0, description="--owner session: exit after this long without a session.")
+
+    max_model_len: int = Field(0, ge=-1, description="Context limit; 0 = the model's own, -1 = the largest that fits.")
+    max_num_seqs: int = Field(128, ge=1, description="Most requests in one step.")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="Token budget of one step.")
+    long_prefill_token_threshold: int = Field(0, ge=0, description="Cap of one request's share of a step; 0 = none.")
+    enable_chunked_prefill: bool = Field(True, description="Split prompts that are larger than the budget.")
+    enable_prefix_caching: bool = Field(True, description="Reuse the KV of equal prompt beginnings.")
+    verify_prefix_hits: bool = Field(True, description="Compare the tokens of a block on a hit, not only its hash.")
+    block_size: int = Field(16, ge=1, le=256, description="KV slots in one block.")
+    kv_cache_memory: str = Field("", description="KV cache on a CPU, like 2GiB; empty = a share of free memory.")
+    num_blocks: int = Field(0, ge=0, description="Force this many KV blocks (tests); 0 = as many as fit.")
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of the GPU for weights and KV cache.")
+    watermark: float = Field(0.0, ge=0, lt=1, description="Share of blocks kept free when admitting next to others.")
+    max_queued_requests: int = Field(1024, ge=1, description="Waiting requests; one more is QUEUE_FULL.")
+    max_queued_tokens: int = Field(4_000_000, ge=1, description="Waiting prompt tokens; more is QUEUE_FULL.")
+
+    drain_timeout_s: float = Field(30.0, ge=0, description="On SIGTERM: time for running requests; 0 = abort at once.")
+    ready_timeout_s: float = Field(600.0, gt=0, description="Loading the model may take this long.")
+    stall_warn_s: float = Field(30.0, gt=0, description="A step longer than this makes the engine STALLED.")
+    step_timeout_s: float = Field(300.0, gt=0, description="A step longer than this kills the engine.")
+    ping_interval_ms: int = Field(5000, ge=100, description="How often frontends ping.")
+    ping_timeout_ms: int = Field(15000, ge=200, description="How long frontends wait for a pong.")
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe level logged.")
+    log_format: Literal["text", "json"] = Field("text", description="Readable lines or one JSON object a line.")
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> EngineSettings:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
+                f"({self.max_num_seqs}): each running request needs one token of every step"
+            )
+        if self.stall_warn_s >= self.step_timeout_s:
+            raise ValueError("--stall-warn-s must be below --step-timeout-s")
+        return self

@@ -1,0 +1,134 @@
+"""EngineCore: the body of the step loop. No threads, no sockets, no tokenizer, no clock of its own.
+
+Constructed with an executor and a resolved configuration, and stepped by its owner: EngineCoreProc in a service.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import uuid
+from collections.abc import Callable, Iterable
+
+from engine_core.kv_cache.block_hash import BlockHasher
+from engine_core.kv_cache.kv_cache_manager import KVCacheManager
+from engine_core.model_executor.executor import Executor
+from engine_core.protocol_check import protocol_error
+from engine_core.resolved_config import ResolvedConfig
+from engine_core.scheduler.output import EngineCoreOutput, RequestError, SchedulerOutput
+from engine_core.scheduler.request import Request, RequestKey, RequestStatus
+from engine_core.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class StepError(Exception):
+    """A step failed and the engine can not go on. `report_id` finds the dump in the log."""
+
+    def __init__(self, cause: BaseException, report_id: str) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.report_id = report_id
+
+
+class EngineCore:
+    """One step: schedule, start the forward pass, sample, take aborts in, update."""
+
+    def __init__(self, executor: Executor, config: ResolvedConfig, clock: Callable[[], float]) -> None:
+        self.executor = executor
+        self.config = config
+        self.clock = clock
+        self.block_hasher = BlockHasher(config.block_size, config.seed_of_hashes)
+        self.scheduler = Scheduler(
+            config.scheduler_config(),
+            KVCacheManager(
+                config.num_blocks,
+                config.block_size,
+                enable_caching=config.enable_prefix_caching,
+                verify_hits=config.verify_prefix_hits,
+            ),
+            self.block_hasher,
+        )
+        # Aborts again, next to the input queue: read in every step, so that they win over a finish in that step.
+        self.aborts_queue: queue.SimpleQueue[list[RequestKey]] = queue.SimpleQueue()
+        self.num_steps = 0
+        self.last_step_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def preprocess_add_request(self, request: Request) -> RequestError | None:
+        """The part of an add that needs no scheduler state; runs in the input thread, beside the forward pass.
+
+        Hashing costs 100-200 ns a token, too much for the loop. An error refuses the request: a frontend that sent
+        it broke the protocol, and an id outside the vocabulary would kill the engine for everybody.
+        """
+        error = protocol_error(request, self.config)
+        if error is None and self.config.enable_prefix_caching:
+            self.block_hasher.extend(request.block_hashes, request.num_tokens, request.token_ids, request.cache_salt)
+        return error
+
+    def add_request(self, request: Request) -> EngineCoreOutput | None:
+        """Queue a request; None when its handle is known already (it was sent again after a broken stream)."""
+        if request.key in self.scheduler.requests:
+            return None
+        return self.scheduler.add_request(request, self.clock())
+
+    def abort_requests(self, keys: Iterable[RequestKey] | None) -> list[EngineCoreOutput]:
+        """End requests as aborted; None = all."""
+        return self.scheduler.finish_requests(keys, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> tuple[list[EngineCoreOutput], bool]:
+        """Run one step. Returns the news it brought, and whether a model ran. Raises StepError."""
+        if not self.scheduler.has_work:
+            return [], False
+        scheduler_output = self.scheduler.schedule(self.clock())
+        try:
+            outputs = self._execute(scheduler_output)
+        except Exception as error:
+            raise self._step_error(error, scheduler_output) from error
+        self.num_steps = scheduler_output.step
+        self.last_step_tokens = scheduler_output.total_num_scheduled_tokens
+        return outputs, scheduler_output.total_num_scheduled_tokens > 0
+
+    def _execute(self, scheduler_output: SchedulerOutput) -> list[EngineCoreOutput]:
+        # Also with nothing scheduled: the finished keys in it make the workers drop that state, exactly once.
+        self.executor.execute_model(scheduler_output)
+        runner_output = self.executor.sample_tokens().result()
+        # Aborts before the update: one that arrived during the last step wins over LENGTH.
+        outputs = self._drain_aborts()
+        outputs += self.scheduler.update_from_output(scheduler_output, runner_output, self.clock())
+        return outputs
+
+    def _drain_aborts(self) -> list[EngineCoreOutput]:
+        outputs: list[EngineCoreOutput] = []
+        while not self.aborts_queue.empty():
+            outputs += self.abort_requests(self.aborts_queue.get())
+        return outputs
+
+    def clear_aborts(self) -> None:
+        """Forget eager aborts that the input queue has delivered in order already."""
+        while not self.aborts_queue.empty():
+            self.aborts_queue.get()
+
+    def _step_error(self, error: Exception, scheduler_output: SchedulerOutput) -> StepError:
+        """One dump for the report, built only now: counts, never token ids."""
+        report_id = uuid.uuid4().hex[:12]
+        logger.critical(
+            "step %d failed, report %s: new=%d cached=%d tokens=%d finished=%d; %s; %s",
+            scheduler_output.step,
+            report_id,
+            len(scheduler_output.new_requests),
+            len(scheduler_output.cached_requests),
+            scheduler_output.total_num_scheduled_tokens,
+            len(scheduler_output.finished_keys),
+            self.scheduler.stats(),
+            self.config,
+            exc_info=error,
+        )
+        return StepError(error, report_id)
+
+    def shutdown(self) -> None:
+        """Release the executor. Safe to call twice."""
+        self.executor.shutdown()

@@ -1,0 +1,206 @@
+"""EngineCoreProc: the busy loop around EngineCore, its input queue, and orderly shutdown.
+
+The thread that calls `run_busy_loop` owns the scheduler, the KV cache and the executor. Every other thread only puts
+messages on `input_queue` (and eager aborts on `aborts_queue`) or reads the snapshots published here.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import queue
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine_core.core import EngineCore
+from engine_core.lifecycle import EngineLifecycle, EngineState
+from engine_core.messages import (
+    Abort,
+    Add,
+    DumpState,
+    ExecutorFailure,
+    InputMessage,
+    PingStepLoop,
+    Pong,
+    ShutdownNotice,
+    WakeUp,
+)
+from engine_core.output_queue import OutputQueue
+from engine_core.scheduler.output import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    Finish,
+    FinishReason,
+    RequestError,
+    SchedulerStats,
+)
+from engine_core.scheduler.request import Request, RequestKey
+from engine_core.state_dump import dump_state
+from engine_core.step_progress import StepProgress
+from stepwire.errors import InvariantViolation
+
+logger = logging.getLogger(__name__)
+
+# Frontends balance on these numbers; more often would cost frames, less often would herd requests.
+STATS_INTERVAL_S = 0.1
+# Integrity check and garbage collection walk everything; not after every short burst of requests.
+HOUSEKEEPING_INTERVAL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownRequest:
+    """Drain until `deadline`, then abort what is left."""
+
+    deadline: float
+    reason: str
+
+
+class ExecutorFailedError(Exception):
+    """The executor reported that it can not go on."""
+
+
+class EngineCoreProc:
+    """Queues and loop of one engine core."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        output_queue: OutputQueue,
+        lifecycle: EngineLifecycle,
+        progress: StepProgress,
+        clock: Callable[[], float],
+    ) -> None:
+        self.core = core
+        self.output_queue = output_queue
+        self.lifecycle = lifecycle
+        self.progress = progress
+        # SimpleQueue: re-entrant put in C, and a get that blocks without polling.
+        self.input_queue: queue.SimpleQueue[InputMessage] = queue.SimpleQueue()
+        self.aborts_queue = core.aborts_queue
+        # Replaced, never changed in place: any thread may read them.
+        self.latest_stats = SchedulerStats(num_total_blocks=core.scheduler.kv_cache_manager.pool.num_total)
+        self.num_aborted: Counter[str] = Counter()
+        self._clock = clock
+        self._shutdown: ShutdownRequest | None = None
+        self._is_draining = False
+        self._stats_time = float("-inf")
+        self._housekeeping_time = clock()
+
+    # -- any thread --------------------------------------------------------------------------------------------------
+
+    def abort(self, keys: list[RequestKey], reason: str) -> None:
+        """End requests: in order with their adds, and eagerly, so that an abort beats the step that is running."""
+        self.input_queue.put(Abort(keys, reason))
+        self.aborts_queue.put(keys)
+
+    def request_shutdown(self, drain_timeout_s: float, reason: str) -> None:
+        """Drain and leave the loop. Called again, it can only shorten the drain. Never from a signal handler."""
+        deadline = self._clock() + drain_timeout_s
+        if self._shutdown is None or deadline < self._shutdown.deadline:
+            self._shutdown = ShutdownRequest(deadline, reason)
+        self.input_queue.put(WakeUp())
+
+    def executor_failed(self, error: BaseException) -> None:
+        """Failure callback of the executor: the loop raises it, and the engine dies with this cause."""
+        self.input_queue.put(ExecutorFailure(error))
+
+    # -- the busy loop -----------------------------------------------------------------------------------------------
+
+    def run_busy_loop(self) -> None:
+        """Serve until a shutdown has drained. Whatever leaves it as an exception is the engine's death."""
+        while True:
+            self._process_input_queue()
+            if self._shutdown is not None and self._drain(self._shutdown):
+                return
+            self._process_step()
+
+    def _process_input_queue(self) -> None:
+        """Block only when there is nothing else to do; then take everything that is queued."""
+        outputs: list[EngineCoreOutput] = []
+        if not self.core.has_work and self._shutdown is None:
+            self._on_idle()
+            outputs += self._handle(self.input_queue.get())
+        while not self.input_queue.empty():
+            outputs += self._handle(self.input_queue.get())
+        self._emit(outputs)
+
+    def _on_idle(self) -> None:
+        self._publish_stats(is_idle=True)
+        if self.input_queue.empty():
+            # All of them were seen in order by now; what is left would hit nothing.
+            self.core.clear_aborts()
+        if self._clock() - self._housekeeping_time >= HOUSEKEEPING_INTERVAL_S:
+            self._housekeeping_time = self._clock()
+            violations = self.core.scheduler.violations()
+            if violations:
+                raise InvariantViolation("; ".join(violations))
+            gc.collect()
+
+    def _handle(self, message: InputMessage) -> list[EngineCoreOutput]:
+        match message:
+            case Add(requests):
+                added = [self._add(request) for request in requests]
+                return [output for output in added if output is not None]
+            case Abort(keys, reason):
+                self.num_aborted[reason] += sum(key in self.core.scheduler.requests for key in keys)
+                return self.core.abort_requests(keys)
+            case DumpState():
+                self.output_queue.put(message.session_id, dump_state(self, message))
+            case PingStepLoop(session_id, nonce, client_monotonic_ns):
+                self.output_queue.put(session_id, Pong(nonce, True, client_monotonic_ns))
+            case ExecutorFailure(error):
+                raise ExecutorFailedError(str(error)) from error
+            case WakeUp():
+                pass
+        return []
+
+    def _add(self, request: Request) -> EngineCoreOutput | None:
+        if self._shutdown is None:
+            return self.core.add_request(request)
+        # Never "aborted": the frontend may send a request that was refused to another engine.
+        error = RequestError("DRAINING", "the engine is shutting down", retryable=True, retry_after_ms=1000)
+        return EngineCoreOutput(request.key, finish=Finish(FinishReason.REJECTED, error=error))
+
+    def _process_step(self) -> None:
+        self.progress.begin()
+        outputs, _ = self.core.step()
+        self.progress.end(self.core.num_steps, self.core.last_step_tokens)
+        self._emit(outputs)
+        self._publish_stats()
+
+    def _drain(self, shutdown: ShutdownRequest) -> bool:
+        """One look at a shutdown in progress; True when nothing is left to do."""
+        if not self._is_draining:
+            self._is_draining = True
+            self.lifecycle.move_to(EngineState.DRAINING)
+            remaining_s = max(0.0, shutdown.deadline - self._clock())
+            logger.info("draining for up to %.1f s: %s", remaining_s, shutdown.reason)
+            self.output_queue.put_all(ShutdownNotice(remaining_s, shutdown.reason))
+        if self._clock() >= shutdown.deadline:
+            self.num_aborted["shutdown"] += len(self.core.scheduler.requests)
+            self._emit(self.core.abort_requests(None))
+        return not self.core.scheduler.requests
+
+    # -- outputs -----------------------------------------------------------------------------------------------------
+
+    def _emit(self, outputs: list[EngineCoreOutput]) -> None:
+        """One batch for each session that has news."""
+        if not outputs:
+            return
+        by_session: defaultdict[str, list[EngineCoreOutput]] = defaultdict(list)
+        for output in outputs:
+            by_session[output.key[0]].append(output)
+        now = self._clock()
+        for session_id, session_outputs in by_session.items():
+            self.output_queue.put(session_id, EngineCoreOutputs(self.core.num_steps, now, session_outputs))
+
+    def _publish_stats(self, *, is_idle: bool = False) -> None:
+        now = self._clock()
+        if not is_idle and now - self._stats_time < STATS_INTERVAL_S:
+            return
+        stats = self.core.scheduler.stats()
+        if stats != self.latest_stats:
+            self._stats_time = now
+            self.latest_stats = stats
+            self.output_queue.put_all(EngineCoreOutputs(self.core.num_steps, now, stats=stats))

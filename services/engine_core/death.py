@@ -1,0 +1,36 @@
+"""From an exception to the cause every frontend is told."""
+
+from __future__ import annotations
+
+from engine_core.core import StepError
+from engine_core.core_proc import ExecutorFailedError
+from engine_core.messages import DeathCause, EngineCoreDead
+from stepwire.errors import InvariantViolation
+
+# Long enough for any message of ours, short enough to fit a status.
+_MAX_MESSAGE_CHARS = 1000
+
+
+def describe_death(error: BaseException, last_step: int) -> EngineCoreDead:
+    """The ENGINE_CORE_DEAD of an exception that left the busy loop."""
+    root = error.cause if isinstance(error, StepError) else error
+    if isinstance(root, ExecutorFailedError) and root.__cause__ is not None:
+        root = root.__cause__
+    return EngineCoreDead(
+        cause=_cause_of(error, root),
+        cause_type=type(root).__name__,
+        message=str(root)[:_MAX_MESSAGE_CHARS],
+        last_step=last_step,
+        report_id=error.report_id if isinstance(error, StepError) else "",
+    )
+
+
+def _cause_of(error: BaseException, root: BaseException) -> DeathCause:
+    # By name: torch's OutOfMemoryError can not be imported outside the model executor.
+    if isinstance(root, MemoryError) or type(root).__name__ == "OutOfMemoryError":
+        return DeathCause.OUT_OF_MEMORY
+    if isinstance(root, InvariantViolation):
+        return DeathCause.INVARIANT
+    if isinstance(error, ExecutorFailedError):
+        return DeathCause.EXECUTOR_FAILED
+    return DeathCause.STEP_FAILED

@@ -1,0 +1,109 @@
+"""The input thread of one stream: frames to domain objects, preprocessed, onto the queues. One for each session.
+
+A broken ADD becomes an ERROR finish of that handle; a frame that is none of ours ends this session. Neither harms the
+engine or another session. Never touches the scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import grpc
+
+from engine_core import wire
+from engine_core.core_proc import EngineCoreProc
+from engine_core.messages import Add, DumpState, PingStepLoop, Pong, UtilityFailure
+from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason, RequestError
+from engine_core.scheduler.request import Request
+from engine_core.session import Session, SessionError
+from stepwire.engine.v1 import engine_core_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+
+class InputThread:
+    """Reads the request stream of one session until it ends."""
+
+    def __init__(self, proc: EngineCoreProc, session: Session, frames: Iterator[pb.ConnectRequest]) -> None:
+        self._proc = proc
+        self._session = session
+        self._frames = frames
+
+    def run(self) -> None:
+        """Thread body. The end of the stream without a goodbye is the output thread's to notice."""
+        try:
+            for frame in self._frames:
+                self._dispatch(frame)
+        except grpc.RpcError:
+            logger.debug("session %s: the stream broke", self._session.session_id)
+        except Exception as error:
+            logger.exception("session %s: the input thread failed", self._session.session_id)
+            self._session.fail(SessionError("INTERNAL", f"{type(error).__name__} while reading the stream"))
+        else:
+            # Half-closed: whatever still runs is delivered, goodbye or not.
+            self._session.leave()
+
+    def _dispatch(self, frame: pb.ConnectRequest) -> None:
+        match frame.WhichOneof("message"):
+            case "add":
+                self._add(frame.add)
+            case "abort":
+                keys = [(self._session.session_id, handle) for handle in frame.abort.handles]
+                self._proc.abort(keys, wire.decode_abort_reason(frame.abort.reason))
+            case "ping":
+                self._ping(frame.ping)
+            case "utility":
+                self._utility(frame.utility)
+            case "goodbye":
+                self._goodbye(frame.goodbye)
+            case kind:
+                found = f"a second {kind}" if kind else "no message that this engine knows"
+                self._session.fail(
+                    SessionError("PROTOCOL_VIOLATION", f"ConnectRequest.message: the frame holds {found}")
+                )
+
+    def _add(self, message: pb.AddRequests) -> None:
+        requests = [request for request in map(self._preprocess, message.requests) if request is not None]
+        if requests:
+            self._proc.input_queue.put(Add(requests))
+
+    def _preprocess(self, message: pb.EngineCoreRequest) -> Request | None:
+        if not self._session.open_request(message.handle):
+            return None
+        try:
+            request = wire.decode_request(self._session.session_id, message, self._proc.core.clock())
+            error = self._proc.core.preprocess_add_request(request)
+        except Exception as exception:
+            logger.warning("request %s could not be decoded", message.request_id, exc_info=True)
+            text = f"the request could not be decoded: {exception}"
+            error = RequestError("REQUEST_FAILED", text, retryable=True, cause_type=type(exception).__name__)
+        if error is None:
+            return request
+        reason = FinishReason.ERROR if error.reason == "REQUEST_FAILED" else FinishReason.REJECTED
+        output = EngineCoreOutput((self._session.session_id, message.handle), finish=Finish(reason, error=error))
+        now = self._proc.core.clock()
+        self._session.outbox.put(EngineCoreOutputs(self._proc.progress.num_steps, now, [output]))
+        return None
+
+    def _ping(self, ping: pb.Ping) -> None:
+        if ping.through_step_loop:
+            message = PingStepLoop(self._session.session_id, ping.nonce, ping.client_monotonic_ns)
+            self._proc.input_queue.put(message)
+        else:
+            self._session.outbox.put(Pong(ping.nonce, False, ping.client_monotonic_ns))
+
+    def _utility(self, call: pb.UtilityCall) -> None:
+        if call.WhichOneof("call") == "dump_state":
+            include_requests = call.dump_state.include_requests
+            self._proc.input_queue.put(DumpState(self._session.session_id, call.call_id, include_requests))
+        else:
+            error = RequestError("UNSUPPORTED_FEATURE", "UtilityCall.call: this engine does not know the operation")
+            self._session.outbox.put(UtilityFailure(call.call_id, error))
+
+    def _goodbye(self, goodbye: pb.Goodbye) -> None:
+        logger.info("session %s: goodbye (%s)", self._session.session_id, goodbye.reason or "no reason given")
+        if goodbye.abort_running:
+            keys = [(self._session.session_id, handle) for handle in self._session.live_handles()]
+            self._proc.abort(keys, "shutdown")
+        self._session.leave()

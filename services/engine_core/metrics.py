@@ -1,0 +1,108 @@
+"""Prometheus metrics of the engine core. The loop keeps plain integers; text is made in the scrape's own thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from engine_core.core_proc import EngineCoreProc
+from engine_core.lifecycle import EngineLifecycle, EngineState
+from engine_core.scheduler.output import SchedulerStats
+from engine_core.sessions import Sessions
+
+_PREFIX = "stepwire_engine_core_"
+
+# (name, help, value): series that carry model and engine only.
+_GAUGES: list[tuple[str, str, Callable[[SchedulerStats], float]]] = [
+    ("requests_running", "Requests in the running batch.", lambda stats: stats.num_running),
+    ("requests_waiting", "Requests that wait for room.", lambda stats: stats.num_waiting),
+    ("queued_prompt_tokens", "Known tokens of the waiting requests.", lambda stats: stats.num_waiting_tokens),
+    (
+        "kv_cache_usage_ratio",
+        "Share of the KV blocks that requests use, 0 to 1.",
+        lambda stats: stats.num_used_blocks / max(1, stats.num_total_blocks),
+    ),
+]
+_COUNTERS: list[tuple[str, str, Callable[[SchedulerStats], float]]] = [
+    ("prompt_tokens", "Prompt tokens of completed prefills.", lambda stats: stats.num_prompt_tokens),
+    ("generation_tokens", "Tokens generated.", lambda stats: stats.num_generation_tokens),
+    ("preemptions", "Requests preempted for want of KV blocks.", lambda stats: stats.num_preemptions),
+    ("prefix_cache_query_tokens", "Tokens looked up in the prefix cache.", lambda stats: stats.prefix_query_tokens),
+    ("prefix_cache_hit_tokens", "Tokens found in the prefix cache.", lambda stats: stats.prefix_hit_tokens),
+]
+
+
+class EngineCollector:
+    """Renders the newest snapshot. `proc` is None until the model is loaded: all series start at 0."""
+
+    def __init__(self, lifecycle: EngineLifecycle, sessions: Sessions, engine_id: str) -> None:
+        self._lifecycle = lifecycle
+        self._sessions = sessions
+        self._engine_id = engine_id
+        self.proc: EngineCoreProc | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry for each scrape."""
+        stats = self.proc.latest_stats if self.proc else SchedulerStats()
+        names = ["model_name", "engine_id"]
+        values = [self.proc.core.config.served_model.name if self.proc else "", self._engine_id]
+        for name, text, read in _GAUGES:
+            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=names)
+            gauge.add_metric(values, read(stats))
+            yield gauge
+        for name, text, read in _COUNTERS:
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=names)
+            counter.add_metric(values, read(stats))
+            yield counter
+        yield from self._of_blocks(names, values, stats)
+        yield from self._of_requests(names, values, stats)
+        yield from self._of_process(names, values)
+
+    def _of_blocks(self, names: list[str], values: list[str], stats: SchedulerStats) -> Iterator[Metric]:
+        blocks = GaugeMetricFamily(_PREFIX + "kv_blocks", "KV blocks by state.", labels=[*names, "state"])
+        num_free = stats.num_total_blocks - stats.num_used_blocks - stats.num_cached_blocks
+        for state, number in (
+            ("used", stats.num_used_blocks),
+            ("cached", stats.num_cached_blocks),
+            ("free", num_free),
+        ):
+            blocks.add_metric([*values, state], number)
+        yield blocks
+
+    def _of_requests(self, names: list[str], values: list[str], stats: SchedulerStats) -> Iterator[Metric]:
+        rejected = CounterMetricFamily(_PREFIX + "requests_rejected", "Requests never scheduled.", labels=names)
+        rejected.add_metric(values, stats.num_rejected)
+        yield rejected
+        aborted = CounterMetricFamily(
+            _PREFIX + "requests_aborted", "Requests ended from outside.", labels=[*names, "reason"]
+        )
+        for reason, number in sorted(self.proc.num_aborted.copy().items() if self.proc else ()):
+            aborted.add_metric([*values, reason], number)
+        yield aborted
+
+    def _of_process(self, names: list[str], values: list[str]) -> Iterator[Metric]:
+        state = GaugeMetricFamily(_PREFIX + "state", "1 for the current state.", labels=[*names, "state"])
+        for candidate in EngineState:
+            state.add_metric([*values, candidate.name.lower()], candidate is self._lifecycle.state)
+        yield state
+        sessions = GaugeMetricFamily(_PREFIX + "sessions", "Frontends connected.", labels=[*names, "state"])
+        sessions.add_metric([*values, "live"], len(self._sessions))
+        yield sessions
+        progress = self.proc.progress if self.proc else None
+        age = GaugeMetricFamily(_PREFIX + "step_age_seconds", "Age of the running step; 0 between steps.", labels=names)
+        age.add_metric(values, progress.age_s() if progress else 0)
+        yield age
+        steps = CounterMetricFamily(_PREFIX + "steps", "Steps completed.", labels=names)
+        steps.add_metric(values, progress.num_steps if progress else 0)
+        yield steps
+        depth = GaugeMetricFamily(_PREFIX + "queue_depth", "Messages waiting.", labels=[*names, "queue"])
+        for queue_name, number in self._queue_depths():
+            depth.add_metric([*values, queue_name], number)
+        yield depth
+
+    def _queue_depths(self) -> Iterator[tuple[str, int]]:
+        proc = self.proc
+        yield "input", proc.input_queue.qsize() if proc else 0
+        yield "output", proc.output_queue.depth if proc else 0
+        yield "aborts", proc.aborts_queue.qsize() if proc else 0

@@ -1,0 +1,77 @@
+"""What watches the loop from outside: hung steps, frontends that do not read, and engines nobody uses.
+
+One thread, waking a few times a second at most. It never asks the loop anything: the loop may be what hangs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from engine_core.config import EngineSettings
+from engine_core.core_proc import EngineCoreProc
+from engine_core.lifecycle import EngineLifecycle, EngineState
+from engine_core.messages import DeathCause, EngineCoreDead
+from engine_core.sessions import Sessions
+
+logger = logging.getLogger(__name__)
+
+MAX_INTERVAL_S = 1.0
+# A stalled engine may recover, and a restart costs minutes: liveness gives up much later than readiness.
+LIVENESS_GRACE_S = 120.0
+
+
+class Monitor:
+    """Step watchdog, slow-session cutter and orphan policy."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        proc: EngineCoreProc,
+        sessions: Sessions,
+        on_alive: Callable[[bool], None],
+        on_step_timeout: Callable[[EngineCoreDead], None],
+    ) -> None:
+        self._settings = settings
+        self._proc = proc
+        self._sessions = sessions
+        self._on_alive = on_alive
+        self._on_step_timeout = on_step_timeout
+        self._stopped = threading.Event()
+        self._interval_s = min(MAX_INTERVAL_S, settings.stall_warn_s / 4)
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            self.check()
+
+    def check(self) -> None:
+        """One look at everything."""
+        self._check_step()
+        for session_id in self._proc.output_queue.too_far_behind():
+            logger.warning("session %s does not read its outputs and is cut", session_id)
+            self._sessions.cut(session_id)
+        if self._settings.owner == "session" and self._sessions.empty_for_s() > self._settings.orphan_timeout_s:
+            self._proc.request_shutdown(0.0, "no frontend has been connected for --orphan-timeout-s")
+
+    def _check_step(self) -> None:
+        age_s = self._proc.progress.age_s()
+        lifecycle: EngineLifecycle = self._proc.lifecycle
+        self._on_alive(age_s < self._settings.stall_warn_s + LIVENESS_GRACE_S)
+        if age_s > self._settings.step_timeout_s:
+            message = f"step {self._proc.progress.num_steps + 1} ran longer than {self._settings.step_timeout_s} s"
+            last_step = self._proc.progress.num_steps
+            self._on_step_timeout(EngineCoreDead(DeathCause.STEP_TIMEOUT, "StepTimeout", message, last_step))
+        elif age_s > self._settings.stall_warn_s:
+            if lifecycle.move_to(EngineState.STALLED):
+                logger.error("step %d has been running for %.1f s", self._proc.progress.num_steps + 1, age_s)
+        elif lifecycle.state is EngineState.STALLED and lifecycle.move_to(EngineState.RUNNING):
+            logger.warning("the engine is no longer stalled")

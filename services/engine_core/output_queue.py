@@ -1,0 +1,191 @@
+"""The output queue: routes what the loop produced to one bounded outbox for each session.
+
+`put` never waits: a slow frontend costs memory up to a limit and then its session, never the loop's time. The output
+thread of the session (the handler thread of its stream) takes what is there, merged for each request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from engine_core.messages import EngineCoreDead, OutputMessage
+from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs
+from engine_core.scheduler.request import RequestKey
+
+# Rough wire sizes; the limit guards memory, it is not an account.
+_MESSAGE_BYTES = 64
+_OUTPUT_BYTES = 24
+_TOKEN_BYTES = 4
+
+
+class Outbox:
+    """Messages waiting for one stream. Put by any thread, taken by the output thread of the session."""
+
+    def __init__(self, max_bytes: int, max_age_s: float, clock: Callable[[], float]) -> None:
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._ready = threading.Condition()
+        self._waiting: list[OutputMessage] = []
+        self._waiting_bytes = 0
+        self._last_taken = clock()
+        self._is_ended = False
+        # The output thread has returned from its stream: nothing more will be written.
+        self._is_closed = threading.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, message: OutputMessage) -> None:
+        """Queue a message; dropped after the end, when nobody will read it."""
+        with self._ready:
+            if self._is_ended:
+                return
+            if not self._waiting:
+                self._last_taken = self._clock()
+            self._waiting.append(message)
+            self._waiting_bytes += _size_of(message)
+            self._ready.notify()
+
+    def end(self) -> None:
+        """Nothing follows: the output thread writes what waits and ends the stream."""
+        with self._ready:
+            self._is_ended = True
+            self._ready.notify()
+
+    def is_too_far_behind(self) -> bool:
+        """More than the limit waits, or it waits longer than the limit: the session is to be cut."""
+        with self._ready:
+            is_late = bool(self._waiting) and self._clock() - self._last_taken > self._max_age_s
+            return is_late or self._waiting_bytes > self._max_bytes
+
+    def take(self) -> list[OutputMessage] | None:
+        """Wait for messages and take them all, outputs merged; None = the end."""
+        with self._ready:
+            while not self._waiting and not self._is_ended:
+                self._ready.wait()
+            if not self._waiting:
+                return None
+            messages, self._waiting = self._waiting, []
+            self._waiting_bytes = 0
+            self._last_taken = self._clock()
+        return coalesce(messages)
+
+    def close(self) -> None:
+        """Called by the output thread when its stream is over."""
+        self.end()
+        self._is_closed.set()
+
+    def wait_closed(self, timeout_s: float) -> bool:
+        return self._is_closed.wait(timeout_s)
+
+
+class OutputQueue:
+    """Outboxes by session id. Owner of the routing only; never of what a message means."""
+
+    def __init__(self, clock: Callable[[], float], *, max_bytes: int = 64 * 2**20, max_age_s: float = 30.0) -> None:
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._lock = threading.Lock()
+        self._outboxes: dict[str, Outbox] = {}
+
+    def attach(self, session_id: str) -> Outbox:
+        """A new outbox for a session; an older one under the same id ends."""
+        outbox = Outbox(self._max_bytes, self._max_age_s, self._clock)
+        with self._lock:
+            replaced = self._outboxes.get(session_id)
+            self._outboxes[session_id] = outbox
+        if replaced is not None:
+            replaced.end()
+        return outbox
+
+    def detach(self, session_id: str, outbox: Outbox) -> None:
+        """Forget an outbox, unless the session has a newer one by now."""
+        with self._lock:
+            if self._outboxes.get(session_id) is outbox:
+                del self._outboxes[session_id]
+
+    def put(self, session_id: str, message: OutputMessage) -> None:
+        """To one session; dropped when it is gone."""
+        with self._lock:
+            outbox = self._outboxes.get(session_id)
+        if outbox is not None:
+            outbox.put(message)
+
+    def put_all(self, message: OutputMessage) -> None:
+        """To every session."""
+        for outbox in self._snapshot():
+            outbox.put(message)
+
+    def put_dead(self, dead: EngineCoreDead) -> None:
+        """ENGINE_CORE_DEAD: the last message of every stream."""
+        for outbox in self._snapshot():
+            outbox.put(dead)
+            outbox.end()
+
+    def end_all(self) -> None:
+        for outbox in self._snapshot():
+            outbox.end()
+
+    def wait_written(self, timeout_s: float) -> bool:
+        """Wait until every stream is over; False when the time ran out."""
+        deadline = self._clock() + timeout_s
+        return all(outbox.wait_closed(max(0.0, deadline - self._clock())) for outbox in self._snapshot())
+
+    def too_far_behind(self) -> list[str]:
+        """Sessions whose frontend does not read."""
+        with self._lock:
+            outboxes = dict(self._outboxes)
+        return [session_id for session_id, outbox in outboxes.items() if outbox.is_too_far_behind()]
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._outboxes)
+
+    @property
+    def depth(self) -> int:
+        """Messages waiting over all sessions."""
+        return sum(len(outbox) for outbox in self._snapshot())
+
+    def _snapshot(self) -> list[Outbox]:
+        with self._lock:
+            return list(self._outboxes.values())
+
+
+def coalesce(messages: list[OutputMessage]) -> list[OutputMessage]:
+    """Merge all EngineCoreOutputs into the first one. Tokens and events concatenate, the newest stats survive.
+
+    Nothing is lost, and a frontend that is behind gets fewer and larger frames.
+    """
+    batches = [message for message in messages if isinstance(message, EngineCoreOutputs)]
+    if len(batches) < 2:
+        return messages
+    others: list[OutputMessage] = [message for message in messages if not isinstance(message, EngineCoreOutputs)]
+    newest = batches[-1]
+    merged = EngineCoreOutputs(
+        step=newest.step,
+        time=newest.time,
+        outputs=_merge(output for batch in batches for output in batch.outputs),
+        stats=next((batch.stats for batch in reversed(batches) if batch.stats is not None), None),
+    )
+    return [merged, *others]
+
+
+def _merge(outputs: Iterable[EngineCoreOutput]) -> list[EngineCoreOutput]:
+    merged: dict[RequestKey, EngineCoreOutput] = {}
+    for output in outputs:
+        first = merged.setdefault(output.key, output)
+        if first is not output:
+            first.new_token_ids += output.new_token_ids
+            first.events += output.events
+            first.prefill = first.prefill or output.prefill
+            first.finish = output.finish or first.finish
+    return list(merged.values())
+
+
+def _size_of(message: OutputMessage) -> int:
+    if not isinstance(message, EngineCoreOutputs):
+        return _MESSAGE_BYTES
+    return _MESSAGE_BYTES + sum(_OUTPUT_BYTES + _TOKEN_BYTES * len(output.new_token_ids) for output in message.outputs)

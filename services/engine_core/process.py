@@ -1,0 +1,211 @@
+"""The engine core as a process: gRPC server, metrics port, start-up, busy loop, and both ways to end.
+
+The main thread loads the model and then is the busy loop. Everything else lives in threads of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from engine_core import owner
+from engine_core.config import EngineSettings
+from engine_core.core_proc import EngineCoreProc
+from engine_core.death import describe_death
+from engine_core.health import EngineHealth
+from engine_core.lifecycle import EngineLifecycle, EngineState
+from engine_core.messages import EngineCoreDead
+from engine_core.metrics import EngineCollector
+from engine_core.model_executor.startup_error import StartupError
+from engine_core.monitor import Monitor
+from engine_core.output_queue import OutputQueue
+from engine_core.server import SERVICE_NAME, EngineCoreServicer
+from engine_core.sessions import Sessions
+from engine_core.shutdown import ShutdownController
+from engine_core.startup import ModelLoader, start_engine
+from engine_core.step_progress import StepProgress
+from engine_core.wire import FrameEncoder
+from stepwire import grpc_options
+from stepwire.engine.v1 import engine_core_pb2_grpc
+from stepwire.grpc_server import bind, enable_reflection
+from stepwire.metrics import serve_http
+
+logger = logging.getLogger(__name__)
+
+# One thread of the pool for each connected frontend, and some for unary calls. Idle ones are not started.
+MAX_GRPC_THREADS = 256
+DEAD_FRAME_WAIT_S = 5.0
+SERVER_STOP_GRACE_S = 2.0
+CLEANUP_BOUND_S = 10.0
+
+
+class EngineProcess:
+    """Builds the parts, runs them, and turns every end into an exit code."""
+
+    def __init__(self, settings: EngineSettings, load_model: ModelLoader) -> None:
+        self._settings = settings
+        self._load_model = load_model
+        self._clock = time.monotonic
+        self._lifecycle = EngineLifecycle()
+        self._progress = StepProgress(self._clock)
+        self._output_queue = OutputQueue(self._clock)
+        self._sessions = Sessions(self._clock)
+        self._health = EngineHealth(SERVICE_NAME)
+        self._server = grpc.server(ThreadPoolExecutor(MAX_GRPC_THREADS, "grpc"), options=grpc_options.SERVER)
+        self._shutdown = ShutdownController(settings.drain_timeout_s, self._stop_server)
+        self._proc: EngineCoreProc | None = None
+        self._death_lock = threading.Lock()
+
+    def run(self) -> int:
+        """Serve until told to end; returns the exit code. Raises BindError when a port is taken."""
+        owner.listen_for_signals(self._shutdown.request)
+        port = bind(self._server, self._settings.host, self._settings.port)
+        engine_id = self._settings.engine_id or f"{socket.gethostname()}:{port}"
+        servicer = self._make_servicer(engine_id)
+        collector = EngineCollector(self._lifecycle, self._sessions, engine_id)
+        metrics_port = self._serve_metrics(collector)
+        self._lifecycle.listen(self._health.on_state)
+        self._server.start()
+        logger.info("engine core %s listens on port %d, metrics on port %d", engine_id, port, metrics_port)
+        if self._settings.owner == "parent":
+            owner.watch_parent(self._shutdown.request_now)
+        if not self._start(servicer, collector):
+            return 1
+        return self._serve()
+
+    def _make_servicer(self, engine_id: str) -> EngineCoreServicer:
+        encoder = FrameEncoder(
+            engine_id,
+            uuid.uuid4().hex,
+            self._lifecycle,
+            self._progress,
+            self._clock,
+            ping_interval_ms=self._settings.ping_interval_ms,
+            ping_timeout_ms=self._settings.ping_timeout_ms,
+        )
+        servicer = EngineCoreServicer(encoder, self._lifecycle, self._output_queue, self._sessions)
+        engine_core_pb2_grpc.add_EngineCoreServiceServicer_to_server(servicer, self._server)
+        self._health.add_to(self._server)
+        enable_reflection(self._server, [SERVICE_NAME])
+        return servicer
+
+    def _serve_metrics(self, collector: EngineCollector) -> int:
+        registry = CollectorRegistry()
+        registry.register(collector)
+        port, _ = serve_http(
+            self._settings.metrics_port,
+            registry,
+            lambda: self._health.is_ready,
+            lambda: self._health.is_alive,
+            host=self._settings.host,
+        )
+        return port
+
+    # -- start -------------------------------------------------------------------------------------------------------
+
+    def _start(self, servicer: EngineCoreServicer, collector: EngineCollector) -> bool:
+        """Load the model and open the doors; False when that failed, which is logged."""
+        timer = threading.Timer(self._settings.ready_timeout_s, self._start_timed_out)
+        timer.daemon = True
+        timer.start()
+        try:
+            started = start_engine(
+                self._settings,
+                self._load_model,
+                self._executor_failed,
+                self._model_loaded,
+                self._clock,
+            )
+        except StartupError as error:
+            logger.critical("can not start: %s", error)
+        except Exception:
+            logger.critical("can not start", exc_info=True)
+        else:
+            self._proc = EngineCoreProc(started.core, self._output_queue, self._lifecycle, self._progress, self._clock)
+            collector.proc = self._proc
+            servicer.start_serving(self._proc, started.tokenizer_archive)
+            self._shutdown.attach(self._proc)
+            self._lifecycle.move_to(EngineState.RUNNING)
+            return True
+        finally:
+            timer.cancel()
+        self._lifecycle.move_to(EngineState.DEAD)
+        self._stop_server()
+        return False
+
+    def _model_loaded(self) -> None:
+        self._lifecycle.move_to(EngineState.WARMING_UP)
+
+    def _start_timed_out(self) -> None:
+        logger.critical("the model was not ready within --ready-timeout-s %.0f", self._settings.ready_timeout_s)
+        self._lifecycle.move_to(EngineState.DEAD)
+        self._stop_server()
+        # The main thread is somewhere inside the loader; only the end of the process frees the device.
+        os._exit(1)
+
+    def _executor_failed(self, error: BaseException) -> None:
+        if self._proc is not None:
+            self._proc.executor_failed(error)
+
+    # -- serve -------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> int:
+        if self._proc is None:
+            raise RuntimeError("serve before start")
+        monitor = Monitor(self._settings, self._proc, self._sessions, self._health.set_alive, self._die_of_step_timeout)
+        monitor.start()
+        try:
+            self._proc.run_busy_loop()
+        except Exception as error:
+            monitor.stop()
+            self._die(describe_death(error, self._progress.num_steps), error)
+            return 1
+        monitor.stop()
+        self._leave()
+        return 0
+
+    def _leave(self) -> None:
+        """A drain is complete: deliver what is queued, end the streams with OK, release the device."""
+        self._output_queue.end_all()
+        if not self._output_queue.wait_written(DEAD_FRAME_WAIT_S):
+            logger.warning("not all outputs could be delivered within %.0f s", DEAD_FRAME_WAIT_S)
+        self._stop_server()
+        self._clean_up()
+        logger.info("clean exit after %d steps", self._progress.num_steps)
+
+    def _die(self, dead: EngineCoreDead, error: BaseException | None) -> None:
+        """Tell every stream why, as its last frame."""
+        with self._death_lock:
+            logger.critical("ENGINE_CORE_DEAD %s", dead, exc_info=error)
+            self._lifecycle.move_to(EngineState.DEAD)
+            self._output_queue.put_dead(dead)
+            if not self._output_queue.wait_written(DEAD_FRAME_WAIT_S):
+                logger.critical("not every frontend could be told of the death within %.0f s", DEAD_FRAME_WAIT_S)
+            self._stop_server()
+
+    def _die_of_step_timeout(self, dead: EngineCoreDead) -> None:
+        """Called by the monitor: the loop hangs in its step, so nothing may be asked of it."""
+        self._die(dead, None)
+        os._exit(1)
+
+    def _stop_server(self) -> None:
+        self._server.stop(SERVER_STOP_GRACE_S).wait(SERVER_STOP_GRACE_S + 1)
+
+    def _clean_up(self) -> None:
+        """Release the device within a bound: a driver that hangs here must not keep the process alive."""
+        timer = threading.Timer(CLEANUP_BOUND_S, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+        if self._proc is not None:
+            self._proc.core.shutdown()
+        gc.unfreeze()
+        timer.cancel()

@@ -1,0 +1,55 @@
+"""Whether a request keeps the promises of the wire contract. Pure; runs in the input threads.
+
+Frontends validate for their callers; this protects the engine from a broken frontend. An id outside the vocabulary,
+for example, would fail the forward pass and with it every other request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine_core.resolved_config import ResolvedConfig
+from engine_core.scheduler.output import RequestError
+from engine_core.scheduler.request import Request
+
+
+def protocol_error(request: Request, config: ResolvedConfig) -> RequestError | None:
+    """The first broken promise, naming field, value and limit; None = the request may be queued."""
+    for message in _broken_promises(request, config):
+        return RequestError("FIELD_INVALID", message)
+    return None
+
+
+def _broken_promises(request: Request, config: ResolvedConfig) -> Iterator[str]:
+    stop, sampling = request.stop, request.sampling
+    if not request.prompt_token_ids:
+        yield "prompt_token_ids: is empty"
+    if stop.max_tokens <= request.num_resumed_tokens:
+        yield f"max_tokens: {stop.max_tokens} leaves nothing after {request.num_resumed_tokens} resumed tokens"
+    if request.max_num_tokens > config.max_model_len:
+        yield f"max_tokens: prompt and max_tokens are {request.max_num_tokens}; the limit is {config.max_model_len}"
+    if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.repetition_penalty > 0):
+        yield (
+            f"sampling: temperature {sampling.temperature}, top_p {sampling.top_p} and repetition_penalty "
+            f"{sampling.repetition_penalty} must be at least 0, in (0, 1] and above 0; defaults are not applied"
+        )
+    if stop.repetition is not None and stop.repetition.min_repeats < 2:
+        yield f"repetition_detection.min_repeats: {stop.repetition.min_repeats} is below 2"
+    if any(not bad_word for bad_word in sampling.bad_words):
+        yield "sampling.bad_words: one has no tokens"
+    largest = max(_token_ids(request), default=0)
+    if largest >= config.model_info.vocab_size:
+        yield f"token id {largest} is outside the vocabulary of {config.model_info.vocab_size}"
+
+
+def _token_ids(request: Request) -> Iterator[int]:
+    """Every id of the request that indexes the vocabulary."""
+    yield from request.prompt_token_ids
+    yield from request.output_token_ids
+    yield from request.stop.stop_token_ids
+    yield from request.stop.eos_token_ids
+    yield from request.sampling.allowed_token_ids
+    for token_id, _ in request.sampling.logit_bias:
+        yield token_id
+    for bad_word in request.sampling.bad_words:
+        yield from bad_word

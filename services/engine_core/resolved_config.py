@@ -1,0 +1,95 @@
+"""What the engine found out at start: limits and facts, in a new object. Settings are never assigned back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine_core.config import EngineSettings
+from engine_core.model_executor.executor import ModelInfo
+from engine_core.model_executor.startup_error import StartupError
+from engine_core.scheduler.scheduler import SchedulerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Identity of what is served; frontends compare it between engines."""
+
+    name: str
+    revision: str
+    tokenizer_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """Everything Ready reports, and everything the scheduler is built from."""
+
+    served_model: ServedModel
+    model_info: ModelInfo
+    max_model_len: int
+    block_size: int
+    # With the null block.
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_queued_requests: int
+    max_queued_tokens: int
+    long_prefill_token_threshold: int
+    enable_chunked_prefill: bool
+    enable_prefix_caching: bool
+    verify_prefix_hits: bool
+    watermark: float
+    seed_of_hashes: str
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        return (self.num_blocks - 1) * self.block_size
+
+    def scheduler_config(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            max_queued_requests=self.max_queued_requests,
+            max_queued_tokens=self.max_queued_tokens,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            watermark=self.watermark,
+        )
+
+
+def resolve_config(
+    settings: EngineSettings, served_model: ServedModel, model_info: ModelInfo, num_blocks: int
+) -> ResolvedConfig:
+    """Combine what was asked with what was found. Raises StartupError when they do not go together."""
+    return ResolvedConfig(
+        served_model=served_model,
+        model_info=model_info,
+        max_model_len=_max_model_len(settings, model_info, (num_blocks - 1) * settings.block_size),
+        block_size=settings.block_size,
+        num_blocks=num_blocks,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_queued_requests=settings.max_queued_requests,
+        max_queued_tokens=settings.max_queued_tokens,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        enable_chunked_prefill=settings.enable_chunked_prefill,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        verify_prefix_hits=settings.verify_prefix_hits,
+        watermark=settings.watermark,
+        seed_of_hashes=settings.seed_of_hashes,
+    )
+
+
+def _max_model_len(settings: EngineSettings, model_info: ModelInfo, capacity: int) -> int:
+    own = model_info.max_position_embeddings
+    if settings.max_model_len == -1:
+        return min(own, capacity)
+    wanted = settings.max_model_len or own
+    if wanted > own:
+        raise StartupError(f"--max-model-len {wanted} is above the model's own limit of {own} tokens")
+    if wanted > capacity:
+        raise StartupError(
+            f"a context of {wanted} tokens does not fit the KV cache; the largest that fits is {capacity} "
+            f"(--max-model-len {capacity} or -1), or give the cache more memory"
+        )
+    return wanted

@@ -1,0 +1,48 @@
+"""All live sessions: who replaces whom, who is cut, and since when there is none (for `--owner session`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from engine_core.session import Session, SessionError
+
+
+class Sessions:
+    """Registry by session id. Used by the streams' threads and the monitor."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Session] = {}
+        self._empty_since = clock()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, session: Session) -> Session | None:
+        """Register; returns the live session with the same id that this one replaces."""
+        with self._lock:
+            replaced = self._sessions.get(session.session_id)
+            self._sessions[session.session_id] = session
+            return replaced
+
+    def close(self, session: Session) -> None:
+        with self._lock:
+            if self._sessions.get(session.session_id) is session:
+                del self._sessions[session.session_id]
+                self._empty_since = self._clock()
+
+    def empty_for_s(self) -> float:
+        """How long nobody has been connected; 0 while somebody is."""
+        with self._lock:
+            return 0.0 if self._sessions else self._clock() - self._empty_since
+
+    def cut(self, session_id: str) -> None:
+        """End a session whose frontend does not read: its memory is worth more than its place in line."""
+        with self._lock:
+            session = self._sessions.get(session_id)
+        if session is not None:
+            session.fail(SessionError("SLOW_CLIENT", "the frontend does not read its outputs"))
+            # Its output thread may hang in a write that flow control holds; only a cancel frees that.
+            session.cancel_stream()

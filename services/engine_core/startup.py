@@ -1,0 +1,91 @@
+"""From settings to an engine core that is ready to step: model, KV cache, warm-up. Runs on the main thread."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine_core.config import EngineSettings
+from engine_core.core import EngineCore
+from engine_core.model_executor.executor import Executor, FailureCallback
+from engine_core.resolved_config import ServedModel, resolve_config
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """An executor that holds the model, and what the model is."""
+
+    executor: Executor
+    served_model: ServedModel
+    tokenizer_archive: bytes
+
+
+class ModelLoader(Protocol):
+    """Finds and loads the model; tests put a fake one here. Raises StartupError for the operator."""
+
+    def __call__(
+        self, settings: EngineSettings, failure_callback: FailureCallback, progress: Progress
+    ) -> LoadedModel: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    """What the start-up made."""
+
+    core: EngineCore
+    tokenizer_archive: bytes
+
+
+def start_engine(
+    settings: EngineSettings,
+    load_model: ModelLoader,
+    failure_callback: FailureCallback,
+    on_loaded: Callable[[], None],
+    clock: Callable[[], float],
+) -> StartedEngine:
+    """Build everything in order; on a failure release what exists, in reverse. Raises StartupError for the operator.
+
+    `on_loaded` is called between loading the weights and sizing the KV cache.
+    """
+    started = time.monotonic()
+    model = load_model(settings, failure_callback, _log_progress)
+    executor = model.executor
+    try:
+        on_loaded()
+        num_blocks = executor.determine_num_blocks(settings.block_size)
+        config = resolve_config(settings, model.served_model, executor.model_info, num_blocks)
+        executor.initialize_kv_cache(num_blocks, settings.block_size)
+        executor.warm_up()
+        core = EngineCore(executor, config, clock)
+    except BaseException:
+        executor.shutdown()
+        raise
+    _freeze_garbage_collector()
+    logger.info(
+        "ready in %.1f s: %s, %s, %d KV blocks of %d tokens, context %d",
+        time.monotonic() - started,
+        config.served_model.name,
+        executor.model_info.dtype,
+        config.num_blocks,
+        config.block_size,
+        config.max_model_len,
+    )
+    return StartedEngine(core, model.tokenizer_archive)
+
+
+def _log_progress(message: str) -> None:
+    logger.info("%s", message)
+
+
+def _freeze_garbage_collector() -> None:
+    """What exists now lives as long as the process: no later collection needs to walk it."""
+    gc.collect()
+    gc.freeze()

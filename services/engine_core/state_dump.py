@@ -1,0 +1,47 @@
+"""A description of what the engine is doing, taken by the loop between two steps. Counts only, never content."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine_core.messages import DumpState, RequestState, StateDump
+
+if TYPE_CHECKING:
+    from engine_core.core_proc import EngineCoreProc
+
+
+def dump_state(proc: EngineCoreProc, call: DumpState) -> StateDump:
+    """Consistent: nothing runs while the loop makes it."""
+    scheduler = proc.core.scheduler
+    pool = scheduler.kv_cache_manager.pool
+    return StateDump(
+        call_id=call.call_id,
+        step=proc.core.num_steps,
+        num_free_blocks=pool.num_available - pool.num_cached,
+        num_cached_blocks=pool.num_cached,
+        num_used_blocks=pool.num_used,
+        num_total_blocks=len(pool.blocks),
+        violations=scheduler.violations(),
+        requests=_request_states(proc) if call.include_requests else [],
+        input_queue_depth=proc.input_queue.qsize(),
+        output_queue_depth=proc.output_queue.depth,
+        aborts_queue_depth=proc.aborts_queue.qsize(),
+    )
+
+
+def _request_states(proc: EngineCoreProc) -> list[RequestState]:
+    scheduler, now = proc.core.scheduler, proc.core.clock()
+    return [
+        RequestState(
+            request_id=request.request_id,
+            key=request.key,
+            status=request.status.name,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_output_tokens=len(request.output_token_ids),
+            num_computed_tokens=request.num_computed_tokens,
+            num_blocks=len(scheduler.kv_cache_manager.block_ids(request.key)),
+            num_preemptions=request.num_preemptions,
+            age_s=now - request.arrival_time,
+        )
+        for request in scheduler.requests.values()
+    ]

@@ -1,0 +1,314 @@
+"""Protobuf frames to engine dataclasses and back: the only module that knows both sides.
+
+Decoding runs in input threads, encoding in output threads; neither touches the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine_core.lifecycle import EngineLifecycle, EngineState
+from engine_core.messages import EngineCoreDead, OutputMessage, Pong, ShutdownNotice, StateDump, UtilityFailure
+from engine_core.resolved_config import ResolvedConfig
+from engine_core.scheduler.output import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    Finish,
+    FinishReason,
+    RequestError,
+    SchedulerStats,
+)
+from engine_core.scheduler.request import (
+    EventType,
+    RepetitionDetection,
+    Request,
+    SamplingParams,
+    StopConditions,
+)
+from engine_core.step_progress import StepProgress
+from stepwire import __version__, token_array
+from stepwire.engine.v1 import engine_core_pb2 as pb
+from stepwire.grpc_errors import status_code
+from stepwire.v1 import common_pb2, control_pb2
+
+PROTOCOL_VERSION = 1
+
+_NS = 1_000_000_000
+_STATES: dict[EngineState, common_pb2.EngineState.ValueType] = {
+    state: common_pb2.EngineState.Value(f"ENGINE_STATE_{state.name}") for state in EngineState
+}
+_FINISH_REASONS: dict[FinishReason, pb.EngineFinishReason.ValueType] = {
+    reason: pb.EngineFinishReason.Value(f"ENGINE_FINISH_REASON_{reason.name}") for reason in FinishReason
+}
+_EVENTS: dict[EventType, pb.EventType.ValueType] = {
+    event: pb.EventType.Value(f"EVENT_TYPE_{event.name}") for event in EventType
+}
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+def decode_request(session_id: str, message: pb.EngineCoreRequest, now: float) -> Request:
+    """One sequence as the scheduler wants it. Raises ValueError for a token array that is none."""
+    return Request(
+        key=(session_id, message.handle),
+        request_id=message.request_id,
+        prompt_token_ids=token_array.unpack(message.prompt_token_ids),
+        output_token_ids=token_array.unpack(message.resume_output_token_ids),
+        sampling=_decode_sampling(message.sampling),
+        stop=_decode_stop(message),
+        arrival_time=now - message.age_us / 1e6,
+        deadline=_decode_deadline(message.deadline_in_us, now),
+        queue_deadline=_decode_deadline(message.queue_deadline_in_us, now),
+        cache_salt=message.cache_salt,
+        bypass_prefix_cache=message.bypass_prefix_cache,
+    )
+
+
+def _decode_deadline(in_us: int, now: float) -> float | None:
+    return now + in_us / 1e6 if in_us else None
+
+
+def _decode_sampling(message: pb.EngineSamplingParams) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        top_k=message.top_k,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        seed=message.seed,
+        logit_bias=tuple(zip(message.logit_bias_token_ids, message.logit_bias_values, strict=True)),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(bad_word.ids) for bad_word in message.bad_words),
+    )
+
+
+def _decode_stop(message: pb.EngineCoreRequest) -> StopConditions:
+    detection = message.repetition_detection
+    repetition = RepetitionDetection(detection.max_pattern_tokens, detection.min_pattern_tokens, detection.min_repeats)
+    return StopConditions(
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        eos_token_ids=frozenset(message.eos_token_ids),
+        ignore_eos=message.ignore_eos,
+        repetition=repetition if detection.max_pattern_tokens else None,
+    )
+
+
+def decode_abort_reason(reason: pb.AbortReason.ValueType) -> str:
+    """Label of the aborted counter, in lower case."""
+    return pb.AbortReason.Name(reason).removeprefix("ABORT_REASON_").lower()
+
+
+# -- encoding ----------------------------------------------------------------------------------------------------------
+
+
+def encode_error(error: RequestError) -> common_pb2.EngineError:
+    return common_pb2.EngineError(
+        reason=error.reason,
+        message=error.message,
+        grpc_code=status_code(error.reason).value[0],
+        retryable=error.retryable,
+        retry_after_ms=error.retry_after_ms,
+        cause_type=error.cause_type,
+    )
+
+
+class FrameEncoder:
+    """Output messages to frames. Shared by all sessions; holds no state of any."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        boot_id: str,
+        lifecycle: EngineLifecycle,
+        progress: StepProgress,
+        clock: Callable[[], float],
+        *,
+        ping_interval_ms: int,
+        ping_timeout_ms: int,
+    ) -> None:
+        self._engine_id = engine_id
+        self._boot_id = boot_id
+        self._lifecycle = lifecycle
+        self._progress = progress
+        self._clock = clock
+        self._ping_interval_ms = ping_interval_ms
+        self._ping_timeout_ms = ping_timeout_ms
+
+    def ready(self, config: ResolvedConfig | None) -> pb.Ready:
+        """The facts of the handshake; before the model is loaded only those that are known."""
+        ready = pb.Ready(
+            protocol=PROTOCOL_VERSION,
+            engine_id=self._engine_id,
+            boot_id=self._boot_id,
+            data_parallel_size=1,
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            ping_interval_ms=self._ping_interval_ms,
+            ping_timeout_ms=self._ping_timeout_ms,
+            state=_STATES[self._lifecycle.state],
+            version=__version__,
+        )
+        if config is not None:
+            _fill_config(ready, config)
+        return ready
+
+    def encode(
+        self, message: OutputMessage, batch_seq: int, live_handles: Callable[[], set[int]]
+    ) -> pb.ConnectResponse:
+        """One frame. `live_handles` gives the session's requests without a finish."""
+        match message:
+            case EngineCoreOutputs():
+                return pb.ConnectResponse(outputs=self._outputs(message, batch_seq))
+            case Pong():
+                return pb.ConnectResponse(pong=self._pong(message))
+            case ShutdownNotice():
+                notice = pb.ShutdownNotice(
+                    drain_remaining_ms=int(message.drain_remaining_s * 1000),
+                    reason=message.reason,
+                    requests_in_flight=len(live_handles()),
+                )
+                return pb.ConnectResponse(shutdown=notice)
+            case StateDump():
+                result = pb.UtilityResult(call_id=message.call_id, dump_state=self._state_dump(message))
+                return pb.ConnectResponse(utility_result=result)
+            case UtilityFailure():
+                result = pb.UtilityResult(call_id=message.call_id, error=encode_error(message.error))
+                return pb.ConnectResponse(utility_result=result)
+            case EngineCoreDead():
+                return pb.ConnectResponse(engine_dead=self._dead(message, live_handles()))
+
+    def _outputs(self, batch: EngineCoreOutputs, batch_seq: int) -> pb.EngineCoreOutputs:
+        # Parallel arrays for plain tokens: about ten times cheaper to build than one message for each request.
+        plain = [output for output in batch.outputs if output.is_plain_token]
+        frame = pb.EngineCoreOutputs(
+            batch_seq=batch_seq,
+            step=batch.step,
+            monotonic_ns=int(batch.time * _NS),
+            handles=[output.key[1] for output in plain],
+            token_ids=[output.new_token_ids[0] for output in plain],
+        )
+        if len(plain) < len(batch.outputs):
+            frame.outputs.extend(_encode_output(output) for output in batch.outputs if not output.is_plain_token)
+        if batch.stats is not None:
+            frame.stats.CopyFrom(self._stats(batch.stats))
+        return frame
+
+    def _stats(self, stats: SchedulerStats) -> pb.SchedulerStats:
+        oldest = stats.oldest_waiting_time
+        return pb.SchedulerStats(
+            running=stats.num_running,
+            waiting=stats.num_waiting,
+            waiting_tokens=stats.num_waiting_tokens,
+            kv_blocks_used=stats.num_used_blocks,
+            kv_blocks_cached=stats.num_cached_blocks,
+            kv_blocks_total=stats.num_total_blocks,
+            prefix_query_tokens=stats.prefix_query_tokens,
+            prefix_hit_tokens=stats.prefix_hit_tokens,
+            preempted_query_tokens=stats.preempted_query_tokens,
+            preempted_hit_tokens=stats.preempted_hit_tokens,
+            preemptions=stats.num_preemptions,
+            prompt_tokens=stats.num_prompt_tokens,
+            generation_tokens=stats.num_generation_tokens,
+            steps=self._progress.num_steps,
+            last_step_us=int(self._progress.last_step_s * 1e6),
+            last_step_tokens=self._progress.last_step_tokens,
+            oldest_waiting_ms=0 if oldest is None else max(0, int((self._clock() - oldest) * 1000)),
+            rejected=stats.num_rejected,
+            state=_STATES[self._lifecycle.state],
+        )
+
+    def _pong(self, pong: Pong) -> pb.Pong:
+        return pb.Pong(
+            nonce=pong.nonce,
+            through_step_loop=pong.through_step_loop,
+            client_monotonic_ns=pong.client_monotonic_ns,
+            engine_monotonic_ns=int(self._clock() * _NS),
+            step=self._progress.num_steps,
+            step_age_ms=int(self._progress.age_s() * 1000),
+            state=_STATES[self._lifecycle.state],
+        )
+
+    def _dead(self, dead: EngineCoreDead, live_handles: set[int]) -> pb.EngineDead:
+        return pb.EngineDead(
+            cause=pb.EngineDeathCause.Value(f"ENGINE_DEATH_CAUSE_{dead.cause.name}"),
+            cause_type=dead.cause_type,
+            message=dead.message,
+            boot_id=self._boot_id,
+            last_step=dead.last_step,
+            lost_handles=sorted(live_handles),
+            report_id=dead.report_id,
+        )
+
+    def _state_dump(self, dump: StateDump) -> control_pb2.DumpStateResult:
+        result = control_pb2.DumpStateResult(
+            state=_STATES[self._lifecycle.state],
+            boot_id=self._boot_id,
+            step=dump.step,
+            kv_blocks_free=dump.num_free_blocks,
+            kv_blocks_cached=dump.num_cached_blocks,
+            kv_blocks_used=dump.num_used_blocks,
+            kv_blocks_total=dump.num_total_blocks,
+            invariant_violations=dump.violations,
+            input_queue_depth=dump.input_queue_depth,
+            output_queue_depth=dump.output_queue_depth,
+            aborts_queue_depth=dump.aborts_queue_depth,
+        )
+        for request in dump.requests:
+            result.requests.add(
+                request_id=request.request_id,
+                handle=request.key[1],
+                status=request.status,
+                prompt_tokens=request.num_prompt_tokens,
+                output_tokens=request.num_output_tokens,
+                computed_tokens=request.num_computed_tokens,
+                blocks=request.num_blocks,
+                preemptions=request.num_preemptions,
+                age_ms=int(request.age_s * 1000),
+            )
+        return result
+
+
+def _fill_config(ready: pb.Ready, config: ResolvedConfig) -> None:
+    ready.model = config.served_model.name
+    ready.revision = config.served_model.revision
+    ready.tokenizer_sha256 = config.served_model.tokenizer_sha256
+    ready.max_model_len = config.max_model_len
+    ready.vocab_size = config.model_info.vocab_size
+    ready.architecture = config.model_info.architecture
+    ready.dtype = config.model_info.dtype
+    ready.kv_cache_dtype = config.model_info.dtype
+    ready.block_size = config.block_size
+    ready.num_blocks = config.num_blocks
+    ready.kv_cache_tokens = config.kv_cache_tokens
+    ready.max_num_seqs = config.max_num_seqs
+    ready.max_num_batched_tokens = config.max_num_batched_tokens
+    ready.max_queued_requests = config.max_queued_requests
+    ready.max_queued_tokens = config.max_queued_tokens
+    ready.kv_cache_max_concurrency = config.kv_cache_tokens / config.max_model_len
+
+
+def _encode_output(output: EngineCoreOutput) -> pb.RequestOutput:
+    message = pb.RequestOutput(handle=output.key[1], new_token_ids=output.new_token_ids)
+    for event, time in output.events:
+        message.events.add(type=_EVENTS[event], monotonic_ns=int(time * _NS))
+    if output.prefill is not None:
+        message.prefill.prompt_tokens = output.prefill.num_prompt_tokens
+        message.prefill.local_cached_tokens = output.prefill.num_cached_tokens
+        message.prefill.computed_tokens = output.prefill.num_prompt_tokens - output.prefill.num_cached_tokens
+    if output.finish is not None:
+        message.finish.CopyFrom(_encode_finish(output.finish))
+    return message
+
+
+def _encode_finish(finish: Finish) -> pb.Finish:
+    return pb.Finish(
+        reason=_FINISH_REASONS[finish.reason],
+        stop_token_id=finish.stop_token_id,
+        error=None if finish.error is None else encode_error(finish.error),
+        preemptions=finish.num_preemptions,
+    )
