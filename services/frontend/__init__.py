@@ -1,0 +1,1 @@
+"""The frontend: validates, tokenizes, detokenizes, streams. Asyncio, no torch, no GPU."""

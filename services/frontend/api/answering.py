@@ -1,0 +1,73 @@
+"""What every RPC of the public API does alike: errors become rich statuses, and metadata is read.
+
+CancelledError and AbortError are never caught here: the first belongs to gRPC, the second is its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from frontend.generation import ClientGoneError
+from stepwire.errors import InvalidRequestError, RequestFailedError, StepwireError
+from stepwire.grpc_errors import abort_with
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Servicer = TypeVar("Servicer")
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+Rpc = Callable[[Servicer, Request, Context], Awaitable[Answer]]
+
+MAX_REQUEST_ID_CHARS = 256
+
+
+def answers_errors(rpc: Rpc[Servicer, Request, Answer]) -> Rpc[Servicer, Request, Answer]:
+    """Decorate an RPC: a StepwireError is its status, anything else is logged and INTERNAL. The server lives on."""
+
+    @functools.wraps(rpc)
+    async def answered(self: Servicer, request: Request, context: Context) -> Answer:
+        try:
+            return await rpc(self, request, context)
+        except StepwireError as error:
+            await abort_with(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except ClientGoneError:
+            # Nobody reads the status; it ends the call on our side.
+            await abort_with(context, RequestFailedError("the client is gone", reason="CANCELLED"))
+        except Exception:
+            logger.exception("RPC failed")
+            await abort_with(context, RequestFailedError("internal error of the frontend", reason="INTERNAL"))
+
+    return answered
+
+
+def caller_of(context: Context) -> str:
+    """The namespace of request ids: callers with different credentials can not see each other's requests."""
+    return _metadata(context, "authorization")
+
+
+def request_id_of(field: str, context: Context) -> str:
+    """The caller's id from the message or from metadata, or a new one. It travels in headers, so it must be plain."""
+    request_id = field or _metadata(context, "x-request-id")
+    if not request_id:
+        return uuid.uuid4().hex
+    if len(request_id) > MAX_REQUEST_ID_CHARS or not (request_id.isascii() and request_id.isprintable()):
+        raise InvalidRequestError.of_field(
+            "request_id", f"at most {MAX_REQUEST_ID_CHARS} printable ASCII characters are allowed"
+        )
+    return request_id
+
+
+def _metadata(context: Context, key: str) -> str:
+    for name, value in context.invocation_metadata() or ():
+        if name == key:
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return ""

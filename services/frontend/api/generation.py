@@ -1,0 +1,88 @@
+"""stepwire.v1.GenerationService: Generate, GenerateStream, Abort."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+import grpc.aio
+
+from frontend.api.answering import Context, answers_errors, caller_of, request_id_of
+from frontend.api.generation_messages import UnaryAnswer, to_message
+from frontend.generation import ClientGoneError, Generation
+from frontend.generation_events import ChoiceDelta, ChoiceFinished
+from frontend.input_processor import ProcessedRequest
+from frontend.llm_frontend import LLMFrontend
+from stepwire.v1 import generation_service_pb2 as pb
+from stepwire.v1 import generation_service_pb2_grpc as pb_grpc
+
+
+class GenerationService(pb_grpc.GenerationServiceServicer):
+    """Owner of each request: the task of its RPC."""
+
+    def __init__(self, frontend: LLMFrontend) -> None:
+        self._frontend = frontend
+
+    @answers_errors
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        request_id = request_id_of(request.request_id, context)
+        async with self._open(request_id, context) as generation:
+            processed = await _submit(generation, request, context)
+            answer = UnaryAnswer(processed.num_choices)
+            while items := await generation.next():
+                answer.add(items)
+        await context.send_initial_metadata(_headers(generation))
+        return answer.build(generation, processed)
+
+    @answers_errors
+    async def GenerateStream(  # type: ignore[override]  # the stubs know the generator style only
+        self, request: pb.GenerateRequest, context: Context
+    ) -> None:
+        request_id = request_id_of(request.request_id, context)
+        async with self._open(request_id, context) as generation:
+            processed = await _submit(generation, request, context)
+            await _stream(generation, processed, context)
+
+    @answers_errors
+    async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        live, inactive = self._frontend.abort(caller_of(context), request.request_ids)
+        return pb.AbortResponse(aborted_request_ids=live, inactive_request_ids=inactive)
+
+    def _open(self, request_id: str, context: Context) -> AbstractAsyncContextManager[Generation]:
+        return self._frontend.generation(request_id, caller=caller_of(context), deadline_in_s=context.time_remaining())
+
+
+async def _submit(generation: Generation, request: pb.GenerateRequest, context: Context) -> ProcessedRequest:
+    processed = await generation.model.input_processor.process(
+        request, request_id=generation.request_id, deadline_in_s=context.time_remaining()
+    )
+    generation.submit(processed)
+    return processed
+
+
+async def _stream(generation: Generation, processed: ProcessedRequest, context: Context) -> None:
+    index = 0
+    num_open = processed.num_choices
+    while items := await generation.next():
+        if index == 0:
+            # Not earlier: a client's own retries end with the first header.
+            await context.send_initial_metadata(_headers(generation))
+        for item in items:
+            num_open -= isinstance(item, ChoiceFinished)
+            message = to_message(item, generation, processed, is_last=num_open == 0)
+            message.index = index
+            index += 1
+            await _write(context, message)
+            if isinstance(item, ChoiceDelta):
+                generation.tokens_emitted += item.num_tokens
+
+
+async def _write(context: Context, message: pb.GenerateStreamResponse) -> None:
+    try:
+        await context.write(message)
+    except grpc.aio.InternalError as error:
+        # The connection broke, and gRPC has not yet come to cancel this handler.
+        raise ClientGoneError from error
+
+
+def _headers(generation: Generation) -> tuple[tuple[str, str], ...]:
+    return (("x-request-id", generation.request_id), ("x-engine-id", generation.engine_id))

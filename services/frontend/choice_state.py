@@ -1,0 +1,162 @@
+"""One choice on its way to the caller: engine tokens in; text, ids and the end of the choice out.
+
+Pure: no I/O, no clock. Owned by the output processor, one for each handle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from frontend.detokenizer import Detokenizer
+from frontend.engine_outputs import EngineFinish, EngineFinishReason, EngineOutput
+from frontend.generation_events import FinishReason, StopMatch
+from frontend.input_processor.processed_request import ProcessedRequest
+from frontend.stop_strings import HeldTokens, StopHit, StopMatcher
+from frontend.tokenizer import Tokenizer
+
+# Resumed tokens are replayed only as far back as an unfinished character and a stop string can reach, and some more
+# because tokens may have no text.
+_REPLAY_MARGIN = 64
+
+_REASONS = {
+    EngineFinishReason.STOP: FinishReason.STOP,
+    EngineFinishReason.LENGTH: FinishReason.LENGTH,
+    EngineFinishReason.REPETITION: FinishReason.REPETITION,
+    # Only ends that the caller asked for get here; the processor turns others into errors.
+    EngineFinishReason.ABORTED: FinishReason.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceNews:
+    """What one engine output means for the caller. `num_billed` counts tokens that were generated and not dropped."""
+
+    text: str
+    token_ids: list[int]
+    # Output tokens behind text and ids.
+    num_tokens: int
+    num_billed: int
+    reason: FinishReason | None = None
+    stop_match: StopMatch | None = None
+
+
+class ChoiceState:
+    """Detokenizer, stop strings and counters of one choice."""
+
+    def __init__(self, request: ProcessedRequest, choice: int, tokenizer: Tokenizer) -> None:
+        self.choice = choice
+        self._output = request.output
+        self._min_tokens = request.min_tokens
+        self._eos_token_ids = frozenset(request.eos_token_ids)
+        self._matcher = (
+            StopMatcher(request.stop_strings, include_stop=request.include_stop) if request.stop_strings else None
+        )
+        self._held = HeldTokens(self._matcher.num_held_chars if self._matcher else 0)
+        self._include_stop = request.include_stop
+        self._num_resumed = len(request.resume_output_token_ids)
+        # The echo opens the first delta; a resumed stream has had it.
+        self._echo_text = request.prompt_text if not self._num_resumed else None
+        self._prompt_token_ids = request.prompt_token_ids
+        # Tokens of the whole output, resumed ones included.
+        self._num_tokens = 0
+        self._detokenizer = self._prime(request, tokenizer) if request.output.text else None
+        self._num_tokens = self._num_resumed
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated for this call."""
+        return self._num_tokens - self._num_resumed
+
+    def process(self, output: EngineOutput) -> ChoiceNews:
+        """Take the news of one step. Must not be called again once it returned a reason."""
+        num_before = self._num_tokens
+        finish = output.finish
+        visible, num_hidden = self._split_stop_token(output.new_token_ids, finish)
+        hit = self._feed_all(visible)
+        if hit is None:
+            self._num_tokens += num_hidden
+            if finish is not None:
+                hit = self._flush()
+        return self._news(hit, output, self._num_tokens - num_before)
+
+    def _prime(self, request: ProcessedRequest, tokenizer: Tokenizer) -> Detokenizer:
+        """A decoder that stands where the output begins, or where the resumed output ends."""
+        resumed = request.resume_output_token_ids
+        reach = _REPLAY_MARGIN + max((len(stop) for stop in request.stop_strings), default=0)
+        skipped, replayed = resumed[:-reach], resumed[-reach:]
+        prompt = [*request.prompt_token_ids[-_REPLAY_MARGIN:], *skipped[-_REPLAY_MARGIN:]]
+        detokenizer = Detokenizer(tokenizer, prompt, skip_special_tokens=request.output.skip_special_tokens)
+        self._num_tokens = len(skipped)
+        for token_id in replayed:
+            self._num_tokens += 1
+            # Its text was delivered before; only the matcher has to know it, for a stop that goes on.
+            self._match(detokenizer.step(token_id))
+        return detokenizer
+
+    def _split_stop_token(self, token_ids: Sequence[int], finish: EngineFinish | None) -> tuple[Sequence[int], int]:
+        """Tokens to show, and the number of those to hide: the stop token, which the engine sends last."""
+        if finish is None or finish.reason is not EngineFinishReason.STOP or self._include_stop or not token_ids:
+            return token_ids, 0
+        return token_ids[:-1], 1
+
+    def _feed_all(self, token_ids: Sequence[int]) -> StopHit | None:
+        """Take tokens up to the first stop string; what follows it is dropped and not counted."""
+        for token_id in token_ids:
+            self._num_tokens += 1
+            if self._detokenizer is None:
+                self._held.append(token_id, "", is_unfinished=False)
+                continue
+            piece = self._detokenizer.step(token_id)
+            self._held.append(token_id, piece, is_unfinished=self._detokenizer.has_unfinished)
+            hit = self._match(piece)
+            if hit is not None:
+                return hit
+        return None
+
+    def _match(self, piece: str) -> StopHit | None:
+        # Text of the first min_tokens tokens is neither searched now nor kept for later.
+        if self._matcher is None or not piece or self._num_tokens <= self._min_tokens:
+            return None
+        return self._matcher.feed(piece)
+
+    def _flush(self) -> StopHit | None:
+        piece = self._detokenizer.flush() if self._detokenizer else ""
+        if not piece:
+            return None
+        self._held.append_rest(piece)
+        return self._match(piece)
+
+    def _news(self, hit: StopHit | None, output: EngineOutput, num_billed: int) -> ChoiceNews:
+        reason: FinishReason | None = None
+        stop_match: StopMatch | None = None
+        if hit is not None:
+            self._held.cut(hit.num_excess_chars)
+            reason, stop_match = FinishReason.STOP, StopMatch(stop_string=hit.stop)
+        elif output.finish is not None:
+            reason, stop_match = _REASONS[output.finish.reason], self._token_match(output)
+        text, token_ids = self._held.release() if reason is None else self._held.drain()
+        num_tokens = len(token_ids)
+        if not self._output.token_ids:
+            token_ids = []
+        if self._echo_text is not None and (text or token_ids or reason):
+            text, token_ids = self._with_echo(text, token_ids)
+        return ChoiceNews(text, token_ids, num_tokens, num_billed, reason, stop_match)
+
+    def _token_match(self, output: EngineOutput) -> StopMatch | None:
+        finish, token_ids = output.finish, output.new_token_ids
+        if finish is None or finish.reason is not EngineFinishReason.STOP:
+            return None
+        if finish.stop_token_id is not None:
+            return StopMatch(stop_token_id=finish.stop_token_id)
+        if token_ids and token_ids[-1] in self._eos_token_ids:
+            return StopMatch(eos_token_id=token_ids[-1])
+        return None
+
+    def _with_echo(self, text: str, token_ids: list[int]) -> tuple[str, list[int]]:
+        echo_text, self._echo_text = self._echo_text or "", None
+        if self._output.text:
+            text = echo_text + text
+        if self._output.token_ids:
+            token_ids = [*self._prompt_token_ids, *token_ids]
+        return text, token_ids

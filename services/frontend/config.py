@@ -1,0 +1,84 @@
+"""Settings of the frontend: CLI flag = environment variable STEPWIRE_* = one documented name. Frozen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from stepwire.settings import Settings
+
+
+class FrontendSettings(Settings):
+    """LLM frontend: validates, tokenizes and streams; sends the work to engine cores, one gRPC stream each."""
+
+    model_config = SettingsConfigDict(cli_prog_name="python -m frontend")
+
+    host: str = Field("127.0.0.1", description="Address of the public gRPC port and of the metrics port.")
+    port: int = Field(50051, ge=0, le=65535, description="Public gRPC port; 0 = any free one.")
+    metrics_port: int = Field(
+        9100, ge=0, le=65535, description="Port of /metrics, /healthz, /readyz; 0 = any free one."
+    )
+    engine_endpoints: str = Field(
+        "127.0.0.1:50061", description="Engine cores, comma separated: host:port or unix:/path/to/socket."
+    )
+    expect_model: str = Field("", description="Refuse engines that serve another model; empty = any.")
+    tokenizer: str = Field("", description="Directory with the tokenizer files; empty = from the engine.")
+    cache_dir: Path = Field(
+        Path("~/.cache/stepwire").expanduser(), description="Where tokenizers received from engines are kept by hash."
+    )
+    client_id: str = Field("", description="Stable name towards engines, for logs and metrics; empty = the host name.")
+
+    max_concurrent_requests: int = Field(
+        1024, ge=1, description="Choices in flight (n counts n); one more is QUEUE_FULL."
+    )
+    max_concurrent_prompt_tokens: int = Field(
+        4_000_000, ge=1, description="Prompt tokens in flight (n counts n); more is QUEUE_FULL."
+    )
+    tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that encode prompts.")
+    slow_client_bytes: int = Field(
+        4 * 1024 * 1024, ge=1024, description="A client that leaves more output unread is cut with SLOW_CLIENT."
+    )
+    slow_client_timeout_s: float = Field(
+        30.0, gt=0, description="A client that reads nothing for this long while output waits is cut with SLOW_CLIENT."
+    )
+
+    ready_timeout_s: float = Field(600.0, gt=0, description="How long an engine may take to load before we say so.")
+    pre_stop_delay_s: float = Field(
+        0.0, ge=0, description="On SIGTERM: wait before refusing, so that balancers notice; 5 is right in Kubernetes."
+    )
+    drain_timeout_s: float = Field(30.0, ge=0, description="On SIGTERM: time for running requests; 0 = abort at once.")
+    owner: Literal["none", "parent"] = Field(
+        "none", description="parent: end when the parent process goes (a pipe on stdin reaches its end)."
+    )
+    enable_reflection: bool = Field(True, description="Let clients such as grpcurl discover the services.")
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe level logged.")
+    log_format: Literal["text", "json"] = Field("text", description="Readable lines or one JSON object a line.")
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The engine endpoints, one each."""
+        return [part.strip() for part in self.engine_endpoints.split(",") if part.strip()]
+
+    @model_validator(mode="after")
+    def _check_endpoints(self) -> FrontendSettings:
+        if not self.endpoints:
+            raise ValueError("--engine-endpoints: at least one host:port is needed")
+        if len(set(self.endpoints)) != len(self.endpoints):
+            raise ValueError("--engine-endpoints: an endpoint is listed twice")
+        for endpoint in self.endpoints:
+            _check_endpoint(endpoint)
+        if self.tokenizer and not Path(self.tokenizer).is_dir():
+            raise ValueError(f"--tokenizer: {self.tokenizer} is not a directory")
+        return self
+
+
+def _check_endpoint(endpoint: str) -> None:
+    if endpoint.startswith("unix:"):
+        return
+    host, separator, port = endpoint.rpartition(":")
+    if not (host and separator and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"--engine-endpoints: {endpoint!r} is neither host:port nor unix:/path")

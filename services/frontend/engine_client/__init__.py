@@ -1,0 +1,1 @@
+"""The frontend's end of the engine-core streams: connections, their pool, and protobuf to dataclasses."""

@@ -1,0 +1,245 @@
+"""One engine: a channel, one session at a time, and reconnecting for ever. Owner: one task on the event loop.
+
+CONNECTING -> READY -> (DRAINING) -> LOST -> CONNECTING ... -> CLOSED. Only READY takes new requests. Whatever goes
+wrong here costs the requests of this engine and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from frontend.engine_client.balancer import score
+from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
+from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineState
+from frontend.engine_client.session import EngineSession
+from frontend.engine_client.tokenizer_store import TokenizerStore
+from frontend.engine_client.wire import to_facts, to_loss
+from frontend.engine_outputs import EngineOutput
+from stepwire import __version__, grpc_options
+from stepwire.engine.v1 import engine_core_pb2 as pb
+from stepwire.engine.v1 import engine_core_pb2_grpc as pb_grpc
+from stepwire.errors import EngineDeadError, StepwireError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL = 1
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+# An engine that is loading or ending is asked again after this long.
+INFO_POLL_S = 0.5
+GOODBYE_TIMEOUT_S = 5.0
+
+
+class ConnectionListener(Protocol):
+    """The pool, as a connection sees it."""
+
+    async def on_attach(self, connection: EngineConnection, facts: EngineFacts, tokenizer_dir: Path) -> None:
+        """Raises EngineRefusedError when the engine does not fit."""
+
+    async def on_outputs(self, connection: EngineConnection, outputs: list[EngineOutput]) -> None: ...
+
+    def on_lost(self, connection: EngineConnection, error: StepwireError) -> None: ...
+
+    def on_state(self, connection: EngineConnection) -> None: ...
+
+    def on_batch_gap(self, connection: EngineConnection, num_missing: int) -> None: ...
+
+
+class EngineConnection:
+    """Call `start` once, and `close` once at the end."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        identity: ClientIdentity,
+        tokenizers: TokenizerStore,
+        listener: ConnectionListener,
+        *,
+        ready_timeout_s: float,
+    ) -> None:
+        self.endpoint = endpoint
+        self.state = ConnectionState.CONNECTING
+        self.engine_state = EngineState.UNSPECIFIED
+        # Of the last boot that was attached; None until then.
+        self.facts: EngineFacts | None = None
+        self.load = EngineLoad()
+        # Why the engine is not attached now.
+        self.last_error: StepwireError | None = None
+        self._identity = identity
+        self._tokenizers = tokenizers
+        self._listener = listener
+        self._ready_timeout_s = ready_timeout_s
+        self._session: EngineSession | None = None
+        self._num_local_adds = 0
+        self._backoff_s = MIN_BACKOFF_S
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's name, or its address as long as it has not told."""
+        return self.facts.engine_id if self.facts else self.endpoint
+
+    @property
+    def is_available(self) -> bool:
+        """Whether new requests may go there now."""
+        return self.state is ConnectionState.READY and self.engine_state.is_serving
+
+    @property
+    def score(self) -> int:
+        """Load for picking; lower is better."""
+        return score(self.load, self._num_local_adds)
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._channel = grpc.aio.insecure_channel(self.endpoint, options=grpc_options.ENGINE_CHANNEL)
+        self._stub = pb_grpc.EngineCoreServiceStub(self._channel)
+        self._task = asyncio.create_task(self._run(), name=f"engine {self.endpoint}")
+
+    def submit(self, request: pb.EngineCoreRequest) -> None:
+        """Queue a request; it is written in the next turn of the loop, together with the others of this one."""
+        if self._session is None:
+            raise UnavailableError("the engine is not attached")
+        self._num_local_adds += 1
+        self._session.outbox.add(request)
+
+    def abort(self, handles: Sequence[int], reason: pb.AbortReason.ValueType) -> None:
+        """Queue an abort; nothing happens when the engine is gone, and the requests with it."""
+        if self._session is not None:
+            self._session.outbox.abort(handles, reason)
+
+    async def close(self, reason: str, *, abort_running: bool) -> None:
+        """Say Goodbye, read what is still coming for a short while, and let go."""
+        self._set_state(ConnectionState.CLOSED)
+        if self._session is not None:
+            self._session.say_goodbye(reason, abort_running=abort_running)
+            await asyncio.wait({self._task}, timeout=GOODBYE_TIMEOUT_S)
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        await self._channel.close(None)
+
+    async def _run(self) -> None:
+        while self.state is not ConnectionState.CLOSED:
+            try:
+                await self._attach_and_serve()
+            except StepwireError as error:
+                self._lose(error)
+            except grpc.aio.AioRpcError as error:
+                self._lose(self._refusal(error))
+            except Exception as error:
+                # A spoiled frame, or our own fault: this engine's requests fail, the frontend lives and tries again.
+                logger.exception("engine client of %s failed", self.endpoint)
+                self._lose(to_loss("transport", "", f"internal error {type(error).__name__}"))
+            await self._back_off()
+
+    async def _attach_and_serve(self) -> None:
+        self._set_state(ConnectionState.CONNECTING)
+        info = await self._get_info()
+        directory = await self._tokenizers.ensure(self._stub, info.tokenizer_sha256)
+        session = EngineSession(self._stub.Connect(None, wait_for_ready=True), self)
+        try:
+            facts = await self._open(session, info)
+            await self._listener.on_attach(self, facts, directory)
+            self._become_ready(session, facts)
+            await session.run()
+        finally:
+            self._session = None
+            session.cancel()
+
+    async def _get_info(self) -> EngineFacts:
+        """Ask until the engine knows its model and has not ended; it answers in every state."""
+        while True:
+            answer = await self._stub.GetEngineInfo(
+                pb.GetEngineInfoRequest(), wait_for_ready=True, timeout=self._ready_timeout_s
+            )
+            info = to_facts(answer.ready)
+            self.engine_state = info.state
+            is_loading = info.state in (EngineState.STARTING, EngineState.WARMING_UP)
+            is_ending = info.state in (EngineState.DRAINING, EngineState.DEAD)
+            if not is_ending and (info.tokenizer_sha256 or not is_loading):
+                return info
+            await asyncio.sleep(INFO_POLL_S)
+
+    async def _open(self, session: EngineSession, info: EngineFacts) -> EngineFacts:
+        hello = pb.Hello(
+            protocol_min=PROTOCOL,
+            protocol_max=PROTOCOL,
+            client_id=self._identity.client_id,
+            session_id=self._identity.session_id,
+            client_version=__version__,
+            expect_model=self._identity.expect_model,
+            expect_tokenizer_sha256=self._tokenizers.expected_sha256(info.tokenizer_sha256),
+        )
+        try:
+            async with asyncio.timeout(self._ready_timeout_s):
+                return await session.open(hello)
+        except TimeoutError:
+            raise UnavailableError(
+                f"engine {self.endpoint} was not ready within {self._ready_timeout_s:g} s; its log says what it loads"
+            ) from None
+
+    def _become_ready(self, session: EngineSession, facts: EngineFacts) -> None:
+        self.facts = facts
+        self.load = EngineLoad()
+        self.last_error = None
+        self.engine_state = facts.state
+        self._num_local_adds = 0
+        self._session = session
+        self._backoff_s = MIN_BACKOFF_S
+        self._set_state(ConnectionState.READY)
+        logger.info("engine %s at %s is ready: %s, boot %s", facts.engine_id, self.endpoint, facts.model, facts.boot_id)
+
+    def _refusal(self, error: grpc.aio.AioRpcError) -> StepwireError:
+        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            return EngineRefusedError(f"engine {self.endpoint} refuses this frontend: {error.details()}")
+        return UnavailableError(f"engine {self.endpoint} does not answer: {error.code().name}: {error.details()}")
+
+    def _lose(self, error: StepwireError) -> None:
+        if isinstance(error, EngineRefusedError):
+            self._backoff_s = MAX_BACKOFF_S
+        if str(error) != str(self.last_error):
+            logger.warning("engine %s: %s", self.engine_id, error)
+        was_attached = self.state in (ConnectionState.READY, ConnectionState.DRAINING)
+        self.last_error = error
+        self.engine_state = EngineState.DEAD if isinstance(error, EngineDeadError) else EngineState.UNSPECIFIED
+        self._set_state(ConnectionState.LOST)
+        if was_attached:
+            self._listener.on_lost(self, error)
+
+    async def _back_off(self) -> None:
+        if self.state is ConnectionState.CLOSED:
+            return
+        # Spread out, so that many frontends do not come back to a new engine at the same moment.
+        await asyncio.sleep(self._backoff_s * random.uniform(0.8, 1.2))
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+
+    def _set_state(self, state: ConnectionState) -> None:
+        if self.state is not ConnectionState.CLOSED:
+            self.state = state
+        self._listener.on_state(self)
+
+    # What the session reports.
+
+    async def on_outputs(self, outputs: list[EngineOutput]) -> None:
+        await self._listener.on_outputs(self, outputs)
+
+    def on_load(self, load: EngineLoad) -> None:
+        self.load = load
+        self._num_local_adds = 0
+
+    def on_engine_state(self, state: EngineState) -> None:
+        if state is self.engine_state:
+            return
+        logger.info("engine %s is %s", self.engine_id, state.name)
+        self.engine_state = state
+        self._set_state(ConnectionState.DRAINING if state is EngineState.DRAINING else ConnectionState.READY)
+
+    def on_batch_gap(self, num_missing: int) -> None:
+        logger.error("engine %s: %d batches of output are missing", self.engine_id, num_missing)
+        self._listener.on_batch_gap(self, num_missing)

@@ -1,0 +1,35 @@
+"""The words a connection and its pool share: its states, who we are, and the refusal of an engine. Values only."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from stepwire.errors import StepwireError
+
+
+class ConnectionState(enum.Enum):
+    """Where a connection is in its life."""
+
+    CONNECTING = "connecting"
+    READY = "ready"
+    DRAINING = "draining"
+    LOST = "lost"
+    CLOSED = "closed"
+
+
+class EngineRefusedError(StepwireError):
+    """This engine must not serve here: another model, tokenizer or protocol. Asked again later, without hurry."""
+
+    default_reason = "MODEL_MISMATCH"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientIdentity:
+    """Who this frontend is towards engines."""
+
+    client_id: str
+    # Random for each boot.
+    session_id: str
+    # Empty = any.
+    expect_model: str

@@ -1,0 +1,72 @@
+"""What the frontend knows of an engine, free of protobuf: the facts of its Ready and its latest load. Frozen values."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+class EngineState(enum.Enum):
+    """Life cycle of an engine as it reports it; the values are those of the wire."""
+
+    UNSPECIFIED = 0
+    STARTING = 1
+    WARMING_UP = 2
+    RUNNING = 3
+    PAUSED = 4
+    SLEEPING = 5
+    DRAINING = 6
+    STALLED = 7
+    DEAD = 8
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether new requests may go there: a paused engine holds them, it does not refuse."""
+        return self in (EngineState.RUNNING, EngineState.PAUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine resolved at its start; valid for one boot of it."""
+
+    engine_id: str
+    boot_id: str
+    model: str
+    revision: str
+    tokenizer_sha256: str
+    max_model_len: int
+    vocab_size: int
+    architecture: str
+    dtype: str
+    block_size: int
+    kv_cache_tokens: int
+    max_num_seqs: int
+    version: str
+    weight_version: str
+    ping_interval_s: float
+    ping_timeout_s: float
+    state: EngineState
+
+    @property
+    def identity(self) -> tuple[str, str, str, str]:
+        """Engines of one pool must agree on this, or equal requests would get different answers."""
+        return (self.model, self.revision, self.tokenizer_sha256, self.weight_version)
+
+
+def strictest(facts: EngineFacts, others: Sequence[EngineFacts]) -> EngineFacts:
+    """`facts` with the limits that hold on every engine, so that a request valid for one is valid for all."""
+    every = [facts, *others]
+    return replace(
+        facts,
+        max_model_len=min(one.max_model_len for one in every),
+        kv_cache_tokens=min(one.kv_cache_tokens for one in every),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """The part of SchedulerStats that picking an engine needs."""
+
+    running: int = 0
+    waiting: int = 0

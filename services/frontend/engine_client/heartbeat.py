@@ -1,0 +1,57 @@
+"""Which pings are unanswered, and what that means. No clock and no I/O of its own: time is an argument.
+
+No pong of the I/O thread means that the connection is lost. No pong of the step loop while the I/O thread answers
+means that the engine is slow, not dead: it gets no new requests until it answers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from stepwire.engine.v1 import engine_core_pb2 as pb
+
+# An engine that does not say how to ping it.
+DEFAULT_INTERVAL_S = 5.0
+DEFAULT_TIMEOUT_S = 15.0
+# A step loop that is silent for longer gets no new requests.
+STALL_S = 30.0
+
+
+class Heartbeat:
+    """The pings of one session."""
+
+    def __init__(self, interval_s: float, timeout_s: float) -> None:
+        self.interval_s = interval_s or DEFAULT_INTERVAL_S
+        self._timeout_s = timeout_s or DEFAULT_TIMEOUT_S
+        self._num_pings = 0
+        # (nonce, when sent), oldest first
+        self._io: deque[tuple[int, float]] = deque()
+        self._step_loop: deque[tuple[int, float]] = deque()
+
+    def pings(self, now: float) -> Iterator[pb.Ping]:
+        """The pings of one interval: always through the I/O thread, every second time through the step loop as well."""
+        yield self._ping(self._io, now, through_step_loop=False)
+        if self._num_pings % 3 == 1:
+            yield self._ping(self._step_loop, now, through_step_loop=True)
+
+    def _ping(self, unanswered: deque[tuple[int, float]], now: float, *, through_step_loop: bool) -> pb.Ping:
+        self._num_pings += 1
+        unanswered.append((self._num_pings, now))
+        return pb.Ping(
+            nonce=self._num_pings, through_step_loop=through_step_loop, client_monotonic_ns=int(now * 1_000_000_000)
+        )
+
+    def on_pong(self, pong: pb.Pong) -> None:
+        """An answer; it also stands for all older pings of its kind."""
+        unanswered = self._step_loop if pong.through_step_loop else self._io
+        while unanswered and unanswered[0][0] <= pong.nonce:
+            unanswered.popleft()
+
+    def lost_at(self) -> float | None:
+        """When the connection counts as lost unless a pong arrives; None when no ping is unanswered."""
+        return self._io[0][1] + self._timeout_s if self._io else None
+
+    def is_stalled(self, now: float) -> bool:
+        """The step loop is silent for too long."""
+        return bool(self._step_loop) and now - self._step_loop[0][1] > STALL_S

@@ -1,0 +1,57 @@
+"""What the engine client hands to the output processor: the news of one request, free of protobuf.
+
+Made by `engine_client`, read by `output_processor`; both run on the event loop.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepwire.errors import StepwireError
+
+
+class EngineFinishReason(enum.Enum):
+    """Why the engine ended a request; the same words as on the wire."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    ERROR = "error"
+    REJECTED = "rejected"
+    REPETITION = "repetition"
+
+
+class EngineEvent(enum.Enum):
+    """What happened to a request inside the engine."""
+
+    QUEUED = "queued"
+    SCHEDULED = "scheduled"
+    PREEMPTED = "preempted"
+    RESUMED = "resumed"
+    FIRST_TOKEN = "first_token"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFinish:
+    """The request is over. `error` is set with ERROR and REJECTED only; `stop_token_id` is None at end of sequence."""
+
+    reason: EngineFinishReason
+    stop_token_id: int | None = None
+    error: StepwireError | None = None
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """News of one handle from one step. Times are the engine's monotonic clock in ns; never mixed with our own."""
+
+    handle: int
+    new_token_ids: Sequence[int] = ()
+    finish: EngineFinish | None = None
+    # (event, engine monotonic ns), in order
+    events: tuple[tuple[EngineEvent, int], ...] = ()
+    # Prompt tokens found in the prefix cache; on the first scheduling only.
+    cached_prompt_tokens: int | None = None
+    monotonic_ns: int = 0

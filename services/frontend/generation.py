@@ -1,0 +1,131 @@
+"""One request of a caller from the door to its only end. Owner: the task of its RPC handler, on the event loop.
+
+Made by `LLMFrontend.generation`, which also ends it: whatever happens to the handler, the engine is told in the same
+turn of the loop, without an await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from frontend.abort_kind import AbortKind
+from frontend.admission import Permit
+from frontend.engine_client.pool import EnginePool
+from frontend.generation_events import Admitted, CollectorItem, Timings, Usage
+from frontend.input_processor import ProcessedRequest
+from frontend.input_processor.processor import DEADLINE_MARGIN_S
+from frontend.metrics import ModelMetrics
+from frontend.output_collector import OutputCollector
+from frontend.request_observer import RequestObserver
+from frontend.serving_model import ServingModel
+from stepwire.errors import RequestFailedError, StepwireError, UnavailableError
+
+# An engine that replaces another model is ready at once.
+RETRY_AFTER_MS = 100
+
+
+class ClientGoneError(Exception):
+    """The connection to the caller broke while an answer was written; nobody is there to be told."""
+
+
+class Generation:
+    """What a handler works with: `submit` once, then `next` until it returns nothing."""
+
+    def __init__(
+        self,
+        request_id: str,
+        caller: str,
+        model: ServingModel,
+        permit: Permit,
+        pool: EnginePool,
+        metrics_of: Callable[[str, str], ModelMetrics],
+        deadline_in_s: float | None,
+    ) -> None:
+        self.request_id = request_id
+        self.caller = caller
+        self.model = model
+        self.collector: OutputCollector | None = None
+        self.engine_id = ""
+        self.is_admitted = False
+        # Tokens that were written to the caller; set by the handler.
+        self.tokens_emitted = 0
+        # Why the time limit expires, when it does.
+        self.cut_error: StepwireError = RequestFailedError("the deadline has passed", reason="DEADLINE")
+        self.cut_kind = AbortKind.DEADLINE
+        left = None if deadline_in_s is None else max(0.0, deadline_in_s - DEADLINE_MARGIN_S)
+        self.time_limit = asyncio.timeout(left)
+        self.handles: list[int] = []
+        self._permit = permit
+        self._pool = pool
+        self._metrics_of = metrics_of
+        self._arrival = time.monotonic()
+        self._observer: RequestObserver | None = None
+
+    def submit(self, processed: ProcessedRequest) -> None:
+        """Send every choice to an engine. Raises OverloadedError, UnavailableError or InvalidRequestError."""
+        if self.model.is_retired:
+            raise UnavailableError("the engines have just changed to another model", retry_after_ms=RETRY_AFTER_MS)
+        self._permit.grow(processed.num_choices, len(processed.prompt_token_ids))
+        handles = self._pool.draw_handles(processed.num_choices)
+        makes = [partial(processed.engine_request, choice) for choice in range(processed.num_choices)]
+        self.engine_id = self._pool.submit(handles, makes)
+        # No await in between: outputs can not come before the collector is there.
+        self.handles = handles
+        self.collector = self.model.output_processor.add_request(processed, handles)
+        metrics = self._metrics_of(processed.model, self.engine_id)
+        self._observer = RequestObserver(metrics, self._arrival, processed.num_choices, len(processed.prompt_token_ids))
+
+    async def next(self) -> Sequence[CollectorItem]:
+        """The next news, at least one; none when every choice has ended. Raises whatever ended the request."""
+        if self.collector is None:
+            raise RuntimeError("submit comes first")
+        items = await self.collector.next()
+        if not self.is_admitted and items and isinstance(items[0], Admitted):
+            self.is_admitted = True
+            # A refused request may have moved to another engine.
+            self.engine_id = self._pool.engine_of(self.handles[0]) or self.engine_id
+        if self._observer is not None:
+            self._observer.observe(items, time.monotonic())
+        return items
+
+    @property
+    def usage(self) -> Usage:
+        """Counts so far."""
+        return self._collected.usage
+
+    @property
+    def timings(self) -> Timings:
+        """Durations so far."""
+        return self._collected.timings
+
+    @property
+    def _collected(self) -> OutputCollector:
+        if self.collector is None:
+            raise RuntimeError("submit comes first")
+        return self.collector
+
+    def cut(self, error: StepwireError, kind: AbortKind) -> None:
+        """End it from outside, wherever its handler is: also in the middle of a write that nobody reads."""
+        self.cut_error, self.cut_kind = error, kind
+        if not self.time_limit.expired():
+            self.time_limit.reschedule(asyncio.get_running_loop().time())
+
+    def abort(self) -> None:
+        """An Abort call: what is there is delivered, and every live choice ends CANCELLED."""
+        if self.collector is not None:
+            self.model.output_processor.abort(self.collector)
+        else:
+            error = RequestFailedError("aborted by the caller before it reached an engine", reason="CANCELLED")
+            self.cut(error, AbortKind.REQUESTED)
+
+    def close(self, finished_reason: str) -> list[int]:
+        """Let go of everything; returns the handles still to be aborted in the engine."""
+        self._permit.release()
+        if self._observer is not None:
+            self._observer.close(finished_reason, time.monotonic())
+        if self.collector is None:
+            return self.handles
+        return self.model.output_processor.close(self.collector)

@@ -1,0 +1,69 @@
+"""A request as the rest of the frontend knows it: checked, complete, immutable.
+
+Holds what the output processor needs in plain types, and the engine's message as a template that is only copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from frontend.input_processor.sampling import child_seed
+from stepwire.engine.v1 import engine_core_pb2
+
+_US_PER_S = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSettings:
+    """OutputOptions with every default resolved; `max_chunk_delay_s` 0 = no bound."""
+
+    text: bool = True
+    token_ids: bool = False
+    skip_special_tokens: bool = True
+    min_chunk_tokens: int = 0
+    max_chunk_delay_s: float = 0.0
+    timings: bool = False
+    echo_prompt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedRequest:
+    """One request, all its choices. Times are seconds of the frontend's monotonic clock."""
+
+    request_id: str
+    model: str
+    prompt_token_ids: list[int]
+    # Set with output.echo_prompt only.
+    prompt_text: str | None
+    num_choices: int
+    # Of choice 0.
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    stop_strings: tuple[str, ...]
+    include_stop: bool
+    eos_token_ids: tuple[int, ...]
+    # Part of the output that the caller has already.
+    resume_output_token_ids: list[int]
+    output: OutputSettings
+    arrival_time: float
+    deadline: float | None
+    queue_deadline: float | None
+    # Everything of the engine's message that does not depend on the choice or on when it is sent.
+    template: engine_core_pb2.EngineCoreRequest
+
+    def engine_request(self, choice: int, handle: int, now: float) -> engine_core_pb2.EngineCoreRequest:
+        """The message for one choice, with its times as of `now`. A fresh copy each time."""
+        message = engine_core_pb2.EngineCoreRequest()
+        message.CopyFrom(self.template)
+        message.handle = handle
+        message.sampling.seed = child_seed(self.seed, choice)
+        message.age_us = max(0, round((now - self.arrival_time) * _US_PER_S))
+        message.deadline_in_us = _remaining_us(self.deadline, now)
+        message.queue_deadline_in_us = _remaining_us(self.queue_deadline, now)
+        return message
+
+
+def _remaining_us(deadline: float | None, now: float) -> int:
+    # 0 means "none" on the wire: a deadline that has just passed is sent as the shortest one.
+    return 0 if deadline is None else max(1, round((deadline - now) * _US_PER_S))

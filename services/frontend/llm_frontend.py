@@ -1,0 +1,237 @@
+"""Joins the halves: requests in through admission and input processor to an engine, outputs back to their handlers.
+
+Owner: the event loop. Knows every request in flight; each leaves exactly once, through the `finally` of `generation`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from frontend.abort_kind import AbortKind
+from frontend.admission import Admission
+from frontend.config import FrontendSettings
+from frontend.engine_client.connection_state import ClientIdentity, EngineRefusedError
+from frontend.engine_client.engine_facts import EngineFacts
+from frontend.engine_client.pool import EnginePool
+from frontend.engine_client.tokenizer_store import TokenizerStore
+from frontend.engine_outputs import EngineOutput
+from frontend.generation import ClientGoneError, Generation
+from frontend.metrics import FrontendMetrics
+from frontend.request_errors import (
+    as_stepwire_error,
+    draining_error,
+    duplicate_error,
+    finished_reason_of,
+    slow_client_error,
+    with_facts,
+)
+from frontend.serving_model import ServingModel
+from stepwire.errors import EngineDeadError, StepwireError
+
+logger = logging.getLogger(__name__)
+
+
+class LLMFrontend:
+    """`start`, then `generation` for each request, then `close`."""
+
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        identity: ClientIdentity,
+        metrics: FrontendMetrics,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.instance_id = identity.session_id
+        self.settings = settings
+        self.metrics = metrics
+        self.is_draining = False
+        # None until the first engine has been attached.
+        self._model: ServingModel | None = None
+        self._on_change = on_change
+        self._admission = Admission(settings.max_concurrent_requests, settings.max_concurrent_prompt_tokens)
+        self._in_flight: dict[tuple[str, str], Generation] = {}
+        self._became_idle = asyncio.Event()
+        self._became_idle.set()
+        own_tokenizer = Path(settings.tokenizer) if settings.tokenizer else None
+        self.pool = EnginePool(
+            settings.endpoints,
+            identity,
+            TokenizerStore(settings.cache_dir, own_tokenizer),
+            self,
+            ready_timeout_s=settings.ready_timeout_s,
+        )
+        metrics.watch_map("in_flight", lambda: len(self._in_flight))
+        metrics.watch_map("engine_routes", lambda: self.pool.num_routes)
+        metrics.watch_map("output_choices", self._num_choices)
+
+    def start(self) -> None:
+        """Begin to connect to the engines; requests are refused with ENGINE_STARTING until one is ready."""
+        self.pool.start()
+
+    async def close(self) -> None:
+        """Say Goodbye to the engines. Requests must have ended."""
+        await self.pool.close("shutdown")
+        if self._model is not None:
+            self._model.close()
+
+    @property
+    def is_serving(self) -> bool:
+        """A new request would be taken now, as far as engines go."""
+        return self.pool.is_available and not self.is_draining
+
+    @property
+    def model(self) -> ServingModel:
+        """Raises UnavailableError as long as no engine has said which one it is."""
+        if self._model is None:
+            raise self.pool.unavailable_error()
+        return self._model
+
+    @asynccontextmanager
+    async def generation(
+        self, request_id: str, *, caller: str, deadline_in_s: float | None
+    ) -> AsyncIterator[Generation]:
+        """The life of one request. Every error leaves it as a StepwireError with request_id, engine_id, tokens_emitted.
+
+        Nothing is awaited on the way out: a cancelled handler has no time for that.
+        """
+        generation: Generation | None = None
+        kind, finished_reason = AbortKind.FRONTEND_ERROR, "error"
+        try:
+            generation = self._enter(request_id, caller, deadline_in_s)
+            async with generation.time_limit:
+                yield generation
+        except (asyncio.CancelledError, ClientGoneError):
+            kind, finished_reason = AbortKind.CLIENT_CANCELLED, "abort"
+            raise
+        except Exception as caught:
+            if generation is not None and isinstance(caught, TimeoutError) and generation.time_limit.expired():
+                kind, error = generation.cut_kind, generation.cut_error
+            else:
+                error = as_stepwire_error(caught, request_id)
+            finished_reason = self._count_failure(error, generation)
+            raise with_facts(error, request_id, generation) from caught
+        finally:
+            if generation is not None:
+                self._leave(generation, kind, finished_reason)
+
+    def _enter(self, request_id: str, caller: str, deadline_in_s: float | None) -> Generation:
+        if self.is_draining:
+            raise draining_error()
+        if not self.pool.is_available:
+            raise self.pool.unavailable_error()
+        key = (caller, request_id)
+        other = self._in_flight.get(key)
+        if other is not None:
+            raise duplicate_error(other)
+        permit = self._admission.enter()
+        generation = Generation(request_id, caller, self.model, permit, self.pool, self.metrics.of_model, deadline_in_s)
+        self._in_flight[key] = generation
+        self._became_idle.clear()
+        self.metrics.requests_in_flight.inc()
+        return generation
+
+    def _leave(self, generation: Generation, kind: AbortKind, finished_reason: str) -> None:
+        del self._in_flight[generation.caller, generation.request_id]
+        if not self._in_flight:
+            self._became_idle.set()
+        self.metrics.requests_in_flight.dec()
+        live = generation.close(finished_reason)
+        if live:
+            self._abort(live, kind)
+
+    def _abort(self, handles: list[int], kind: AbortKind) -> None:
+        self.metrics.requests_aborted[kind].inc(len(handles))
+        self.pool.abort(handles, kind)
+
+    def _count_failure(self, error: StepwireError, generation: Generation | None) -> str:
+        """Count a refusal; returns the end label of the choices that have none."""
+        reason = finished_reason_of(error, is_admitted=generation is not None and generation.is_admitted)
+        if reason == "rejected":
+            self.metrics.requests_rejected[error.reason].inc()
+        return reason
+
+    # Control.
+
+    def abort(self, caller: str, request_ids: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Abort requests of this caller; returns the ids that were live, and the others."""
+        live, inactive = [], []
+        for request_id in dict.fromkeys(request_ids):
+            generation = self._in_flight.get((caller, request_id))
+            if generation is None:
+                inactive.append(request_id)
+            else:
+                live.append(request_id)
+                generation.abort()
+        return live, inactive
+
+    def begin_drain(self) -> None:
+        """Refuse new requests; those in flight go on."""
+        self.is_draining = True
+        self._on_change()
+
+    async def wait_idle(self) -> None:
+        """Return when no request is in flight."""
+        await self._became_idle.wait()
+
+    def cut_all(self) -> None:
+        """The drain time is over: every request ends with UNAVAILABLE and what it has delivered."""
+        for generation in list(self._in_flight.values()):
+            generation.cut(draining_error(), AbortKind.SHUTDOWN)
+
+    def cut_slow_clients(self) -> None:
+        """End the streams whose clients do not read; called regularly."""
+        if self._model is None:
+            return
+        slow = set(
+            self._model.output_processor.find_slow(
+                max_unread_bytes=self.settings.slow_client_bytes, max_unread_s=self.settings.slow_client_timeout_s
+            )
+        )
+        for generation in [one for one in self._in_flight.values() if one.collector in slow]:
+            self.metrics.slow_client_cuts.inc()
+            generation.cut(slow_client_error(self.settings), AbortKind.SLOW_CLIENT)
+
+    # What the pool reports.
+
+    async def on_attach(self, facts: EngineFacts, tokenizer_dir: Path) -> None:
+        if self._model is not None and self._model.is_same(facts):
+            self._model.update(facts)
+        else:
+            await self._load_model(facts, tokenizer_dir)
+        self.metrics.engine_attached(facts.engine_id)
+        self.metrics.of_model(facts.model, facts.engine_id)
+
+    async def _load_model(self, facts: EngineFacts, tokenizer_dir: Path) -> None:
+        try:
+            model = await ServingModel.load(facts, tokenizer_dir, self._abort, self.settings.tokenizer_threads)
+        except ValueError as error:
+            raise EngineRefusedError(f"the tokenizer of engine {facts.engine_id} is unusable: {error}") from error
+        if self._model is not None:
+            self._model.close()
+        self._model = model
+
+    async def on_outputs(self, outputs: Sequence[EngineOutput]) -> None:
+        await self.model.output_processor.process_outputs(outputs)
+
+    def on_failed(self, handles: list[int], error: StepwireError) -> None:
+        self.model.output_processor.fail(handles, error)
+
+    def on_change(self) -> None:
+        for connection in self.pool.connections:
+            if connection.facts is not None:
+                self.metrics.set_engine_up(connection.engine_id, is_up=connection.is_available)
+        self._on_change()
+
+    def on_engine_lost(self, engine_id: str, error: StepwireError) -> None:
+        if isinstance(error, EngineDeadError):
+            self.metrics.count_engine_death(engine_id, error.kind, error.cause)
+
+    def on_batch_gap(self, engine_id: str, num_missing: int) -> None:
+        self.metrics.count_batch_gap(engine_id, num_missing)
+
+    def _num_choices(self) -> int:
+        return self._model.output_processor.num_choices if self._model is not None else 0

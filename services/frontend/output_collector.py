@@ -1,0 +1,189 @@
+"""The mailbox between the output processor and one handler: one slot a choice and an event.
+
+Both sides run on the event loop. When the handler is behind, deltas of a choice merge, so memory is bounded by the
+answer; choices never overwrite each other, and an exception replaces everything. Never blocks the writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, CollectorItem, Timings, Usage
+from frontend.request_stats import RequestStats
+
+_BYTES_PER_TOKEN_ID = 4
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Unread output of one choice. Tokens without text or ids to show are counted and wait for what comes next."""
+
+    # When the oldest part arrived that the handler is to see.
+    since: float | None = None
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0
+    num_bytes: int = 0
+    finished: ChoiceFinished | None = None
+
+
+class OutputCollector:
+    """Written by the output processor, read by one handler with `next`."""
+
+    def __init__(
+        self,
+        num_choices: int,
+        stats: RequestStats,
+        *,
+        min_chunk_tokens: int = 0,
+        max_chunk_delay_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._num_choices = num_choices
+        self._stats = stats
+        self._min_chunk_tokens = min_chunk_tokens
+        self._max_chunk_delay_s = max_chunk_delay_s
+        self._clock = clock
+        self._event = asyncio.Event()
+        self._slots: dict[int, _Slot] = {}
+        # Choices whose first delta was handed out.
+        self._started: set[int] = set()
+        self._admission: Admitted | None = None
+        self._is_admitted = False
+        self._error: BaseException | None = None
+        self._num_finished = 0
+        self._unread_bytes = 0
+        self._is_waiting = False
+
+    @property
+    def usage(self) -> Usage:
+        """Counts so far; final once every choice has finished."""
+        return self._stats.usage
+
+    @property
+    def timings(self) -> Timings:
+        """Durations so far; final once every choice has finished."""
+        return self._stats.timings
+
+    @property
+    def is_done(self) -> bool:
+        """Every choice's end was handed out."""
+        return self._num_finished == self._num_choices
+
+    @property
+    def unread_bytes(self) -> int:
+        """Size of the output the handler has not taken."""
+        return self._unread_bytes
+
+    @property
+    def oldest_unread_time(self) -> float | None:
+        """Since when output waits for the handler; None while the handler itself is waiting or has read everything."""
+        return None if self._is_waiting else self._oldest()
+
+    def admit(self) -> None:
+        self._is_admitted = True
+        self._admission = Admitted()
+        self._event.set()
+
+    def push(self, choice: int, text: str, token_ids: list[int], num_tokens: int) -> None:
+        """Add output of a choice; text and ids may be empty while `num_tokens` counts."""
+        slot = self._slot(choice)
+        slot.num_tokens += num_tokens
+        if not text and not token_ids:
+            return
+        is_first = slot.since is None
+        if is_first:
+            slot.since = self._clock()
+        slot.pieces.append(text)
+        slot.token_ids.extend(token_ids)
+        num_bytes = len(text.encode()) + _BYTES_PER_TOKEN_ID * len(token_ids)
+        slot.num_bytes += num_bytes
+        self._unread_bytes += num_bytes
+        # The first part starts the delay of its chunk, which the handler has to watch.
+        if is_first or self._is_ripe(choice, slot):
+            self._event.set()
+
+    def finish(self, finished: ChoiceFinished) -> None:
+        slot = self._slot(finished.choice)
+        slot.finished = finished
+        if slot.since is None:
+            slot.since = self._clock()
+        self._event.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End the whole request; the first error stays. What is unread is dropped."""
+        if self._error is None:
+            self._error = error
+            self._slots.clear()
+            self._unread_bytes = 0
+            self._event.set()
+
+    async def next(self) -> list[CollectorItem]:
+        """Everything that is ready, waiting for the first; empty = every choice has ended. Raises a failure's error."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            items = self._take()
+            if items or self.is_done:
+                return items
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._event.clear()
+        self._is_waiting = True
+        try:
+            delay_s = self._remaining_delay_s()
+            if delay_s is None:
+                await self._event.wait()
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay_s):
+                        await self._event.wait()
+        finally:
+            self._is_waiting = False
+
+    def _slot(self, choice: int) -> _Slot:
+        slot = self._slots.get(choice)
+        if slot is None:
+            slot = self._slots[choice] = _Slot()
+        return slot
+
+    def _oldest(self) -> float | None:
+        return min((slot.since for slot in self._slots.values() if slot.since is not None), default=None)
+
+    def _remaining_delay_s(self) -> float | None:
+        """Time until the oldest held chunk must go; None = nothing is held, or without bound."""
+        since = self._oldest() if self._max_chunk_delay_s and self._is_admitted else None
+        return None if since is None else max(0.0, since + self._max_chunk_delay_s - self._clock())
+
+    def _is_ripe(self, choice: int, slot: _Slot) -> bool:
+        """First and last chunk go at once; others when they are large or old enough."""
+        if slot.since is None:
+            return False
+        if slot.finished is not None or slot.num_tokens >= self._min_chunk_tokens or choice not in self._started:
+            return True
+        return bool(self._max_chunk_delay_s) and self._clock() - slot.since >= self._max_chunk_delay_s
+
+    def _take(self) -> list[CollectorItem]:
+        if not self._is_admitted:
+            return []
+        items: list[CollectorItem] = []
+        if self._admission is not None:
+            items.append(self._admission)
+            self._admission = None
+        for choice in [choice for choice, slot in self._slots.items() if self._is_ripe(choice, slot)]:
+            self._take_slot(choice, self._slots.pop(choice), items)
+        return items
+
+    def _take_slot(self, choice: int, slot: _Slot, items: list[CollectorItem]) -> None:
+        self._unread_bytes -= slot.num_bytes
+        if slot.pieces:
+            self._started.add(choice)
+            items.append(ChoiceDelta(choice, "".join(slot.pieces), tuple(slot.token_ids), slot.num_tokens))
+        if slot.finished is not None:
+            self._num_finished += 1
+            items.append(slot.finished)

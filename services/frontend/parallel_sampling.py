@@ -1,0 +1,46 @@
+"""The n choices of one request as one: its live handles, its admission, its counts, its collector.
+
+Owned by the output processor, on the event loop. A child ends alone; an error ends all.
+"""
+
+from __future__ import annotations
+
+from frontend.engine_outputs import EngineFinishReason, EngineOutput
+from frontend.output_collector import OutputCollector
+from frontend.request_stats import RequestStats
+
+
+class RequestState:
+    """The parent of the choices of one request."""
+
+    def __init__(self, request_id: str, handles: list[int], collector: OutputCollector, stats: RequestStats) -> None:
+        self.request_id = request_id
+        self.collector = collector
+        self.stats = stats
+        # Handles that have had no end yet.
+        self.live_handles = set(handles)
+        # An Abort call asked for the end: ABORTED is then an answer and no failure.
+        self.is_abort_requested = False
+        self._waiting_for_admission = set(handles)
+
+    def note_admitted(self, handle: int) -> None:
+        """A child is in the engine's queue; the caller hears of it when all are."""
+        if handle in self._waiting_for_admission:
+            self._waiting_for_admission.remove(handle)
+            if not self._waiting_for_admission:
+                self.collector.admit()
+
+    def take_live_handles(self) -> list[int]:
+        """All handles still live in the engine; none is left afterwards."""
+        handles = sorted(self.live_handles)
+        self.live_handles.clear()
+        return handles
+
+    def is_failure(self, output: EngineOutput) -> bool:
+        """Whether this output ends the request with an error."""
+        if output.finish is None:
+            return False
+        reason = output.finish.reason
+        if reason is EngineFinishReason.ABORTED:
+            return not self.is_abort_requested
+        return reason in (EngineFinishReason.ERROR, EngineFinishReason.REJECTED)

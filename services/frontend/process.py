@@ -1,0 +1,131 @@
+"""The life of a frontend process: start, health, and the order of an orderly end. Owner: the event loop.
+
+Signals and the end of the parent only call `request_stop`; everything that takes time happens in `run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+import uuid
+from collections.abc import Coroutine
+
+from frontend.config import FrontendSettings
+from frontend.engine_client.connection_state import ClientIdentity
+from frontend.llm_frontend import LLMFrontend
+from frontend.metrics import FrontendMetrics
+from frontend.server import PublicServer
+from stepwire.listen_address import join
+from stepwire.metrics import serve_http
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+# The event loop is stuck, not busy, when it has not ticked for this long.
+ALIVE_S = 60.0
+# Handlers that were cut still have to write their status.
+LAST_WORDS_S = 5.0
+SERVER_GRACE_S = 5.0
+
+
+class FrontendProcess:
+    """`start`, then `run` until somebody has called `request_stop`. Everything is released when `run` returns."""
+
+    def __init__(self, settings: FrontendSettings) -> None:
+        self._settings = settings
+        identity = ClientIdentity(
+            client_id=settings.client_id or socket.gethostname(),
+            session_id=uuid.uuid4().hex,
+            expect_model=settings.expect_model,
+        )
+        self.metrics = FrontendMetrics()
+        self._changed = asyncio.Event()
+        self.frontend = LLMFrontend(settings, identity, self.metrics, self._changed.set)
+        self.server = PublicServer(self.frontend, self.metrics, enable_reflection=settings.enable_reflection)
+        self.port = 0
+        self.metrics_port = 0
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._is_serving = False
+        self._last_tick = time.monotonic()
+
+    async def start(self) -> None:
+        """Listen, and begin to connect to the engines. Raises BindError before anything else has happened."""
+        self.port = self.server.bind(self._settings.host, self._settings.port)
+        self.metrics_port, self._close_metrics = serve_http(
+            self._settings.metrics_port,
+            self.metrics.registry,
+            lambda: self._is_serving,
+            lambda: time.monotonic() - self._last_tick < ALIVE_S,
+            host=self._settings.host,
+        )
+        await self.server.start()
+        self.frontend.start()
+        self._background = [asyncio.create_task(self._publish_health()), asyncio.create_task(self._tick())]
+        logger.info(
+            "listening on %s, metrics on %s",
+            join(self._settings.host, self.port),
+            join(self._settings.host, self.metrics_port),
+        )
+
+    def request_stop(self, *, at_once: bool = False) -> None:
+        """Begin the drain; a second call, or `at_once`, ends the waiting. Never blocks."""
+        if self._hurry.is_set():
+            logger.info("already shutting down")
+        elif self._stop.is_set() or at_once:
+            self._hurry.set()
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until asked to stop, then drain and release everything."""
+        await self._wait_for_stop()
+        logger.info("draining: up to %g s for running requests", self._settings.drain_timeout_s)
+        await self.server.health.enter_graceful_shutdown()
+        # Endpoint lists need time to forget this process; until then it still serves.
+        await self._wait_unless_hurried(asyncio.Event().wait(), self._settings.pre_stop_delay_s)
+        self.frontend.begin_drain()
+        await self._wait_unless_hurried(self.frontend.wait_idle(), self._settings.drain_timeout_s)
+        self.frontend.cut_all()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.frontend.wait_idle(), LAST_WORDS_S)
+        await self.frontend.close()
+        await self.server.stop(SERVER_GRACE_S)
+        for task in self._background:
+            task.cancel()
+        await asyncio.wait(self._background)
+        self._close_metrics()
+        logger.info("stopped")
+
+    async def _wait_for_stop(self) -> None:
+        stopping = asyncio.create_task(self._stop.wait())
+        done, _ = await asyncio.wait({stopping, *self._background}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in done:
+            # Without its background work the process would lie about itself: better to end with the traceback.
+            task.result()
+
+    async def _wait_unless_hurried(self, what: Coroutine[object, object, object], timeout_s: float) -> None:
+        waiting = {asyncio.ensure_future(what), asyncio.ensure_future(self._hurry.wait())}
+        _, pending = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+
+    async def _publish_health(self) -> None:
+        while True:
+            is_serving = self.frontend.is_serving
+            if is_serving != self._is_serving:
+                self._is_serving = is_serving
+                logger.info("now %s", "SERVING" if is_serving else "NOT_SERVING")
+                await self.server.set_serving(is_serving)
+            await self._changed.wait()
+            self._changed.clear()
+
+    async def _tick(self) -> None:
+        """Regular work: look for clients that do not read, and prove that the loop runs."""
+        while True:
+            self._last_tick = time.monotonic()
+            self.frontend.cut_slow_clients()
+            await asyncio.sleep(min(TICK_S, self._settings.slow_client_timeout_s / 4))
