@@ -1,0 +1,104 @@
+"""The `stepwire` command: generate, tokenize, models, health.
+
+Exit codes: 0 done, 1 the server refused or failed, 2 wrong usage, 130 interrupted (which aborts what was running).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+
+from stepwire_client import cli_generate, cli_printing
+from stepwire_client import cli_options as opt
+from stepwire_client.client import DEFAULT_TARGET, GENERATION_SERVICE, Client
+from stepwire_client.errors import CallError
+
+app = typer.Typer(
+    help="Command-line client of a stepwire server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(cli_generate.generate)
+
+Texts = Annotated[list[str] | None, typer.Argument(help="Texts to encode; nothing = standard input.")]
+Offsets = Annotated[bool, typer.Option("--offsets", help="Also show character offsets.")]
+
+
+@app.command()
+def tokenize(
+    texts: Texts = None,
+    target: opt.Target = DEFAULT_TARGET,
+    model: opt.Model = "",
+    add_special_tokens: opt.AddSpecialTokens = None,
+    offsets: Offsets = False,
+    json: opt.Json = False,
+) -> None:
+    """Encode texts exactly as the server does."""
+    with _connected(target) as client:
+        response = client.tokenize(
+            texts or [sys.stdin.read()],
+            model=model,
+            add_special_tokens=add_special_tokens is not False,
+            return_offsets=offsets,
+        )
+    if json:
+        cli_printing.write_json(response)
+        return
+    for encoding in response.encodings:
+        cli_printing.write_text(" ".join(map(str, encoding.token_ids)) + "\n")
+        if offsets:
+            spans = zip(encoding.offset_starts, encoding.offset_ends, strict=True)
+            cli_printing.write_text(" ".join(f"{start}-{end}" for start, end in spans) + "\n")
+        cli_printing.note(f"{len(encoding.token_ids)} tokens, the model takes {response.max_model_len}")
+
+
+@app.command()
+def models(target: opt.Target = DEFAULT_TARGET, json: opt.Json = False) -> None:
+    """List what the server serves."""
+    with _connected(target) as client:
+        served = client.models()
+    if json:
+        for model in served:
+            cli_printing.write_json(model)
+        return
+    table = Table(Column("model", overflow="fold"), "context", "vocabulary", "architecture", "dtype", "revision")
+    for model in served:
+        sizes = (str(model.max_model_len), str(model.vocab_size))
+        table.add_row(model.id, *sizes, model.architecture, model.dtype, model.revision)
+    Console().print(table)
+
+
+@app.command()
+def health(target: opt.Target = DEFAULT_TARGET) -> None:
+    """Say whether the server answers requests; exit 0 when it does."""
+    with _connected(target) as client:
+        is_serving = client.health()
+    cli_printing.write_text(f"{GENERATION_SERVICE}: {'SERVING' if is_serving else 'NOT_SERVING'}\n")
+    if not is_serving:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _connected(target: str) -> Iterator[Client]:
+    with Client(target) as client:
+        try:
+            yield client
+        except CallError as error:
+            cli_printing.print_error(error, target)
+            raise typer.Exit(1) from error
+
+
+def main() -> None:
+    """Entry point of the `stepwire` script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""A typed, synchronous client of one stepwire server; safe to share between threads.
+
+Requests and answers are the protobuf messages of stepwire.v1, so every field of the API is reachable and documented
+in one place. It never retries a stream by itself: after Accepted a repeat would generate twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from stepwire import grpc_options
+from stepwire.v1 import (
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    model_service_pb2,
+    model_service_pb2_grpc,
+    tokenization_service_pb2,
+    tokenization_service_pb2_grpc,
+)
+from stepwire_client.errors import CallError
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+GENERATION_SERVICE = "stepwire.v1.GenerationService"
+# Generous for calls that only look something up; generations have no limit unless the caller sets one.
+LOOKUP_TIMEOUT_S = 10.0
+
+Response = TypeVar("Response")
+
+
+class Client:
+    """One channel to one server. Every failed call raises CallError."""
+
+    def __init__(self, target: str = DEFAULT_TARGET) -> None:
+        self.target = target
+        self._channel = grpc.insecure_channel(target, options=grpc_options.CLIENT_CHANNEL)
+        self._generation = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
+        self._tokenization = tokenization_service_pb2_grpc.TokenizationServiceStub(self._channel)
+        self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    def generate_stream(
+        self, request: generation_service_pb2.GenerateRequest, *, timeout_s: float | None = None
+    ) -> Generator[generation_service_pb2.GenerateStreamResponse, None, None]:
+        """Accepted, then deltas, then one Finished per choice. Closing the generator aborts the request."""
+        call = self._generation.GenerateStream(request, timeout=timeout_s)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise CallError.from_rpc_error(error) from error
+        finally:
+            # A no-op after the last message; otherwise it is what frees the request's KV blocks in the engine.
+            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it unannotated
+
+    def generate(
+        self, request: generation_service_pb2.GenerateRequest, *, timeout_s: float | None = None
+    ) -> generation_service_pb2.GenerateResponse:
+        """The whole answer at once."""
+        return _call(self._generation.Generate, request, timeout_s)
+
+    def abort(self, request_ids: Sequence[str]) -> generation_service_pb2.AbortResponse:
+        """End requests by id; unknown and finished ids are no error."""
+        request = generation_service_pb2.AbortRequest(request_ids=request_ids)
+        return _call(self._generation.Abort, request, LOOKUP_TIMEOUT_S)
+
+    def tokenize(
+        self,
+        texts: Sequence[str],
+        *,
+        model: str = "",
+        add_special_tokens: bool = True,
+        return_offsets: bool = False,
+    ) -> tokenization_service_pb2.TokenizeResponse:
+        """One encoding for each text, in order."""
+        request = tokenization_service_pb2.TokenizeRequest(
+            model=model, texts=texts, add_special_tokens=add_special_tokens, return_offsets=return_offsets
+        )
+        return _call(self._tokenization.Tokenize, request, LOOKUP_TIMEOUT_S)
+
+    def models(self) -> Sequence[model_service_pb2.Model]:
+        """Everything that GenerateRequest.model accepts."""
+        return _call(self._models.ListModels, model_service_pb2.ListModelsRequest(), LOOKUP_TIMEOUT_S).models
+
+    def health(self, service: str = GENERATION_SERVICE, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> bool:
+        """Whether the service is SERVING; the empty name asks about the process itself."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        return bool(_call(self._health.Check, request, timeout_s).status == health_pb2.HealthCheckResponse.SERVING)
+
+    def close(self) -> None:
+        """Cancels every call that still runs."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _call(method: Callable[..., Response], request: Any, timeout_s: float | None) -> Response:
+    try:
+        return method(request, timeout=timeout_s)
+    except grpc.RpcError as error:
+        raise CallError.from_rpc_error(error) from error

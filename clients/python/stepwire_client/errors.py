@@ -1,0 +1,70 @@
+"""The one exception of the client: a failed call with its status code and everything the rich status says.
+
+Never holds prompt or output text: the server does not put any into its errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+# Reason of failures that no server explained: nothing listens there, or the connection broke.
+NO_REASON = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One field the server refused, by its path in the request."""
+
+    field: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDetails:
+    """What google.rpc.Status carried next to code and message; empty where the server sent nothing."""
+
+    violations: tuple[FieldViolation, ...] = ()
+    metadata: dict[str, str] = field(default_factory=dict)
+    retry_after_s: float = 0.0
+
+
+class CallError(Exception):
+    """A call failed. `code` is the gRPC status, `reason` stepwire's own (empty when no server answered)."""
+
+    def __init__(self, code: grpc.StatusCode, message: str, reason: str, details: ErrorDetails) -> None:
+        super().__init__(f"{code.name} {reason}: {message}" if reason else f"{code.name}: {message}")
+        self.code = code
+        self.message = message
+        self.reason = reason
+        self.details = details
+
+    @property
+    def is_retryable(self) -> bool:
+        """The server says that the same request may succeed later."""
+        return self.details.metadata.get("retryable") == "true"
+
+    @classmethod
+    def from_rpc_error(cls, error: grpc.RpcError) -> CallError:
+        """Read code, message and rich status of a failed call."""
+        reason, details = _read_details(error)
+        return cls(error.code(), error.details() or "", reason, details)
+
+
+def _read_details(error: grpc.RpcError) -> tuple[str, ErrorDetails]:
+    # What a stub raises is its call as well.
+    status = rpc_status.from_call(error) if isinstance(error, grpc.Call) else None
+    if status is None:
+        return NO_REASON, ErrorDetails()
+    info = error_details_pb2.ErrorInfo()
+    bad_request = error_details_pb2.BadRequest()
+    retry = error_details_pb2.RetryInfo()
+    for packed in status.details:
+        for message in (info, bad_request, retry):
+            packed.Unpack(message)
+    violations = tuple(FieldViolation(item.field, item.description) for item in bad_request.field_violations)
+    retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+    return info.reason, ErrorDetails(violations, dict(info.metadata), retry_after_s)

@@ -1,0 +1,90 @@
+"""`make run` and `make demo`: prepare, start, show, stay, stop. Reads top-down.
+
+Owner: the main thread alone. SIGINT and SIGTERM both raise KeyboardInterrupt in it, and `finally` stops the services.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from launcher import options as command_line
+from launcher import preflight, sample, services
+from launcher.children import Child
+from launcher.errors import LaunchError
+from launcher.options import LaunchOptions
+from stepwire_client import CallError, Client
+
+INTERRUPTED = 130
+
+
+def main() -> int:
+    """Exit code: 0 after a demo or a wanted stop, 1 when something failed, 130 when stopped before it was up."""
+    options = command_line.parse(sys.argv[1:])
+    # SIGINT too: a shell starts background jobs with it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    console = Console(highlight=False)
+    try:
+        launch(options, console)
+        return 0
+    except (LaunchError, CallError) as error:
+        Console(stderr=True, highlight=False).print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def launch(options: LaunchOptions, console: Console) -> None:
+    """Start both services, show a sample, and stay unless it is a demo."""
+    preflight.check_ports(options.ports())
+    preflight.check_memory()
+    services.prepare_model(options)
+    started: list[Child] = []
+    try:
+        services.start_all(options, started)
+        _show(options, started, console)
+        if not options.is_demo:
+            _stay(started, console)
+    finally:
+        with _step("Stopping", console):
+            problems = services.stop_all(started)
+    if problems:
+        raise LaunchError("; ".join(problems))
+
+
+def _show(options: LaunchOptions, started: list[Child], console: Console) -> None:
+    target = f"{preflight.HOST}:{options.frontend_port}"
+    with Client(target) as client:
+        with _step("Starting engine core and frontend", console):
+            services.wait_until_serving(client, started, options.ready_timeout_s)
+        sample.stream(client, options.prompt, console)
+    if not options.is_demo:
+        sample.print_next_steps(target, console)
+
+
+def _stay(started: list[Child], console: Console) -> None:
+    try:
+        services.watch(started)
+    except KeyboardInterrupt:
+        console.print()
+
+
+@contextmanager
+def _step(text: str, console: Console) -> Iterator[None]:
+    """A spinner on a terminal, a line elsewhere; then how long it took."""
+    start = time.monotonic()
+    if not console.is_terminal:
+        console.print(f"{text} …")
+    with console.status(text):
+        yield
+    console.print(f"{text}: {time.monotonic() - start:.1f} s", style="dim")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
