@@ -1,0 +1,65 @@
+"""An EngineCore in the test's own thread, driven to the end of its requests: scheduler, cache and real model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine_core.__main__ import load_in_process
+from engine_core.config import EngineSettings
+from engine_core.core import EngineCore
+from engine_core.scheduler.output import EngineCoreOutput, FinishReason
+from engine_core.scheduler.request import Request, RequestKey, SamplingParams, StopConditions
+from engine_core.startup import start_engine
+
+
+class CoreDriver:
+    """Adds requests, steps until they are done, and collects their tokens."""
+
+    def __init__(self, model_dir: Path, **settings: object) -> None:
+        defaults: dict[str, object] = {"model": str(model_dir), "device": "cpu", "max_model_len": -1}
+        engine_settings = EngineSettings(**{**defaults, **settings})  # type: ignore[arg-type]
+        started = start_engine(engine_settings, load_in_process, lambda _: None, lambda: None, time.monotonic)
+        self.core: EngineCore = started.core
+        self.tokens: dict[RequestKey, list[int]] = {}
+        self.finishes: dict[RequestKey, FinishReason] = {}
+        self._num_requests = 0
+
+    def add(self, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams | None = None) -> RequestKey:
+        self._num_requests += 1
+        request = Request(
+            key=("test", self._num_requests),
+            request_id=f"request-{self._num_requests}",
+            prompt_token_ids=list(prompt),
+            sampling=sampling or SamplingParams(temperature=0.0),
+            stop=StopConditions(max_tokens=max_tokens, ignore_eos=True),
+            arrival_time=time.monotonic(),
+        )
+        assert self.core.preprocess_add_request(request) is None
+        output = self.core.add_request(request)
+        assert output is not None
+        self._collect([output])
+        return request.key
+
+    def run(self) -> None:
+        """Step until nothing is left; every block must be free then, and every invariant hold."""
+        while self.core.has_work:
+            outputs, _ = self.core.step()
+            self._collect(outputs)
+        assert self.core.scheduler.violations() == []
+        assert self.core.scheduler.kv_cache_manager.pool.num_used == 0
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        """All prompts at once; their output tokens in order."""
+        keys = [self.add(prompt, max_tokens) for prompt in prompts]
+        self.run()
+        assert all(self.finishes[key] is FinishReason.LENGTH for key in keys)
+        return [self.tokens[key] for key in keys]
+
+    def _collect(self, outputs: list[EngineCoreOutput]) -> None:
+        for output in outputs:
+            assert output.key not in self.finishes
+            self.tokens.setdefault(output.key, []).extend(output.new_token_ids)
+            if output.finish is not None:
+                self.finishes[output.key] = output.finish.reason

@@ -1,0 +1,110 @@
+"""An executor without a model: the next token is a pure function of the known tokens. Obeys the Executor contract.
+
+It keeps a worker's state from SchedulerOutput alone, as a real one must, so that a scheduler that forgets to send a
+block or a token shows up as a wrong answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+from engine_core.config import EngineSettings
+from engine_core.model_executor.executor import FailureCallback, ModelInfo
+from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.request import RequestKey
+
+VOCAB_SIZE = 512
+# A prompt that starts with one of these makes the step fail or hang; for tests of death and of the watchdog.
+POISON_TOKEN = 500
+HANG_TOKEN = 501
+# Each step that computes for such a prompt takes this long, as a real model would; for tests of drains.
+SLOW_TOKEN = 502
+SLOW_STEP_S = 0.005
+
+
+def next_token(token_ids: list[int]) -> int:
+    """What the fake model says after these tokens: never eos (2), never a poison."""
+    return 3 + (sum(token_ids) * 31 + len(token_ids) * 7) % 400
+
+
+class FakeExecutor:
+    """Computes answers from token ids; `gate` holds steps back until it is set."""
+
+    def __init__(self, settings: EngineSettings, failure_callback: FailureCallback) -> None:
+        self.failure_callback = failure_callback
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_shut_down = False
+        self.finished_keys: list[RequestKey] = []
+        self.scheduler_outputs: list[SchedulerOutput] = []
+        self._num_blocks = settings.num_blocks or 1024
+        self._token_ids: dict[RequestKey, list[int]] = {}
+        self._pending: ModelRunnerOutput | None = None
+
+    @property
+    def model_info(self) -> ModelInfo:
+        return ModelInfo(
+            architecture="FakeForCausalLM",
+            dtype="float32",
+            vocab_size=VOCAB_SIZE,
+            max_position_embeddings=4096,
+            num_layers=1,
+            kv_bytes_per_token=4,
+            weight_bytes=0,
+        )
+
+    @property
+    def num_known_requests(self) -> int:
+        return len(self._token_ids)
+
+    def determine_num_blocks(self, block_size: int) -> int:
+        return self._num_blocks
+
+    def initialize_kv_cache(self, num_blocks: int, block_size: int) -> None:
+        pass
+
+    def warm_up(self) -> None:
+        pass
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        self.gate.wait()
+        self.scheduler_outputs.append(scheduler_output)
+        self.finished_keys += scheduler_output.finished_keys
+        for key in scheduler_output.finished_keys:
+            del self._token_ids[key]
+        num_computed: dict[RequestKey, int] = {}
+        for new in scheduler_output.new_requests:
+            self._token_ids[new.key] = [*new.prompt_token_ids, *new.output_token_ids]
+            num_computed[new.key] = new.num_computed_tokens
+            if new.prompt_token_ids[0] == POISON_TOKEN:
+                raise RuntimeError("poisoned prompt")
+            if new.prompt_token_ids[0] == HANG_TOKEN:
+                threading.Event().wait()
+        for cached in scheduler_output.cached_requests:
+            num_computed[cached.key] = cached.num_computed_tokens
+        if any(self._token_ids[key][0] == SLOW_TOKEN for key in num_computed):
+            threading.Event().wait(SLOW_STEP_S)
+        sampled = [self._sample(key, num_computed[key] + n) for key, n in scheduler_output.num_scheduled_tokens.items()]
+        self._pending = ModelRunnerOutput(list(scheduler_output.num_scheduled_tokens), sampled)
+
+    def sample_tokens(self) -> Future[ModelRunnerOutput]:
+        if self._pending is None:
+            raise RuntimeError("sample_tokens without execute_model")
+        future: Future[ModelRunnerOutput] = Future()
+        future.set_result(self._pending)
+        self._pending = None
+        return future
+
+    def _sample(self, key: RequestKey, num_computed: int) -> list[int]:
+        token_ids = self._token_ids[key]
+        if num_computed < len(token_ids):
+            return []
+        token_ids.append(next_token(token_ids))
+        return token_ids[-1:]
+
+    def check_health(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True

@@ -1,0 +1,155 @@
+"""A threaded gRPC server with the public services, scripted by a test; answers a prompt with its words in capitals."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from stepwire import grpc_options
+from stepwire.errors import StepwireError
+from stepwire.grpc_errors import abort_sync
+from stepwire.v1 import (
+    common_pb2,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+    model_service_pb2,
+    model_service_pb2_grpc,
+    tokenization_service_pb2,
+    tokenization_service_pb2_grpc,
+)
+
+Response = generation_service_pb2.GenerateStreamResponse
+SERVICE = "stepwire.v1.GenerationService"
+
+
+class FakePublicServer(
+    generation_service_pb2_grpc.GenerationServiceServicer,
+    tokenization_service_pb2_grpc.TokenizationServiceServicer,
+    model_service_pb2_grpc.ModelServiceServicer,
+):
+    """What the next call gets: an answer, `error`, or, with `hangs`, one delta and then nothing until cancelled."""
+
+    def __init__(self) -> None:
+        self.target = ""
+        self.error: StepwireError | None = None
+        self.failing_prompts: dict[str, StepwireError] = {}
+        self.hangs = False
+        self.was_called = threading.Event()
+        self.was_cancelled = threading.Event()
+        self.requests: list[generation_service_pb2.GenerateRequest] = []
+        self.num_concurrent = 0
+        self.max_concurrent = 0
+        self.health = health.HealthServicer()
+        self._lock = threading.Lock()
+
+    def GenerateStream(self, request, context) -> Iterator[Response]:
+        gone = self._until_gone(context)
+        self._receive(request, context)
+        yield Response(index=0, accepted=Response.Accepted(request_id="r1", prompt_tokens=3, seed=7))
+        for choice in range(max(1, request.sampling.n)):
+            for word in self._words(request):
+                yield Response(delta=Response.Delta(choice=choice, text=word))
+                if self.hangs:
+                    gone.wait()
+            yield Response(finished=self._finished(request, choice))
+
+    def Generate(self, request, context):
+        with self._lock:
+            self.num_concurrent += 1
+            self.max_concurrent = max(self.max_concurrent, self.num_concurrent)
+        try:
+            self._receive(request, context)
+            if self.hangs:
+                self._until_gone(context).wait()
+        finally:
+            with self._lock:
+                self.num_concurrent -= 1
+        completion = generation_service_pb2.GenerateResponse.Completion(
+            text="".join(self._words(request)), reason=common_pb2.FINISH_REASON_LENGTH
+        )
+        return generation_service_pb2.GenerateResponse(request_id=request.request_id, completions=[completion])
+
+    def Tokenize(self, request, context):
+        self._fail_if_told(context)
+        encodings = [
+            tokenization_service_pb2.TokenizeResponse.Encoding(
+                token_ids=map(ord, text),
+                offset_starts=range(len(text)) if request.return_offsets else (),
+                offset_ends=range(1, len(text) + 1) if request.return_offsets else (),
+            )
+            for text in request.texts
+        ]
+        return tokenization_service_pb2.TokenizeResponse(encodings=encodings, max_model_len=64)
+
+    def ListModels(self, request, context):
+        self._fail_if_told(context)
+        model = model_service_pb2.Model(id="tiny", max_model_len=64, vocab_size=128, architecture="FakeForCausalLM")
+        return model_service_pb2.ListModelsResponse(models=[model])
+
+    def set_serving(self, is_serving: bool) -> None:
+        states = health_pb2.HealthCheckResponse
+        self.health.set(SERVICE, states.SERVING if is_serving else states.NOT_SERVING)
+
+    def _receive(self, request, context) -> None:
+        with self._lock:
+            self.requests.append(request)
+        self.was_called.set()
+        self._fail_if_told(context)
+        if request.text in self.failing_prompts:
+            abort_sync(context, self.failing_prompts[request.text])
+
+    def _fail_if_told(self, context) -> None:
+        if self.error is not None:
+            abort_sync(context, self.error)
+
+    def _until_gone(self, context) -> threading.Event:
+        """Set when the call is over; registered before the first answer, after which a cancel may come any time."""
+        gone = threading.Event()
+
+        def end() -> None:
+            gone.set()
+            if self.hangs:
+                self.was_cancelled.set()
+
+        if not context.add_callback(end):
+            end()
+        return gone
+
+    @staticmethod
+    def _words(request) -> list[str]:
+        return [word.upper() + " " for word in request.text.split()]
+
+    @staticmethod
+    def _finished(request, choice: int) -> Response.Finished:
+        finished = Response.Finished(choice=choice, reason=common_pb2.FINISH_REASON_LENGTH)
+        if choice == max(1, request.sampling.n) - 1:
+            finished.usage.prompt_tokens = 3
+            finished.usage.completion_tokens = 2
+        if request.output.timings:
+            finished.timings.ttft_ns = 12_000_000
+        return finished
+
+
+@contextmanager
+def running(port: int = 0) -> Iterator[FakePublicServer]:
+    """The server on a loopback port (0 = any free one), with health and reflection."""
+    fake = FakePublicServer()
+    server = grpc.server(futures.ThreadPoolExecutor(16), options=grpc_options.SERVER)
+    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(fake, server)
+    tokenization_service_pb2_grpc.add_TokenizationServiceServicer_to_server(fake, server)
+    model_service_pb2_grpc.add_ModelServiceServicer_to_server(fake, server)
+    health_pb2_grpc.add_HealthServicer_to_server(fake.health, server)
+    reflection.enable_server_reflection([SERVICE, reflection.SERVICE_NAME], server)
+    fake.set_serving(True)
+    fake.target = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
+    server.start()
+    try:
+        yield fake
+    finally:
+        server.stop(None).wait()

@@ -1,0 +1,123 @@
+"""A worker without a model: keeps a worker's state from SchedulerOutput alone, and a shadow of the KV memory.
+
+Each slot of the shadow remembers the digest of the token prefix whose KV was written there. Before a token is sampled
+its whole context is read back through the block table, so a wrong table, a hit on foreign content, and a block that
+was handed out while still in use all show as a mismatch. Any breach of the contract is an AssertionError.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine_core.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from engine_core.scheduler.request import RequestKey
+
+# The next token of a request, from what it was added with and all its known tokens.
+NextToken = Callable[[NewRequestData, list[int]], int]
+
+
+@dataclass
+class WorkerRequest:
+    """One request as the worker knows it."""
+
+    data: NewRequestData
+    token_ids: list[int]
+    # prefixes[i] stands for token_ids[: i + 1] under the request's salt.
+    prefixes: list[int]
+    block_ids: list[int]
+    num_computed_tokens: int
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.prefixes.append(hash((self.prefixes[-1], token_id)))
+
+
+class ShadowWorker:
+    """Takes the place of an executor: `execute` a step, get its tokens."""
+
+    def __init__(
+        self, block_size: int, next_token: NextToken, salt_of: Callable[[RequestKey], str] = lambda key: ""
+    ) -> None:
+        self.requests: dict[RequestKey, WorkerRequest] = {}
+        # Keys the scheduler has declared over, in order.
+        self.finished_keys: list[RequestKey] = []
+        self._block_size = block_size
+        self._next_token = next_token
+        # Workers know no salt. The shadow does, so that a block shared by two tenants reads back wrong.
+        self._salt_of = salt_of
+        self._memory: dict[tuple[int, int], int] = {}
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        self._drop_finished(step.finished_keys)
+        for new in step.new_requests:
+            self._add(new)
+        for cached in step.cached_requests:
+            self._update(cached)
+        self._check_totals(step)
+        # Every layer writes the KV of the whole batch before it attends: hence two loops.
+        for key, num_tokens in step.num_scheduled_tokens.items():
+            self._write(self.requests[key], num_tokens)
+        for key, num_tokens in step.num_scheduled_tokens.items():
+            self._read(key, num_tokens)
+        keys = list(step.num_scheduled_tokens)
+        return ModelRunnerOutput(keys, [self._sample(key, step.num_scheduled_tokens[key]) for key in keys])
+
+    def _drop_finished(self, keys: list[RequestKey]) -> None:
+        for key in keys:
+            assert key in self.requests, f"{key} is declared over, but was never sent or is over already"
+            del self.requests[key]
+            self.finished_keys.append(key)
+
+    def _add(self, data: NewRequestData) -> None:
+        assert data.key not in self.requests, f"{data.key} was sent as new twice"
+        assert data.key not in self.finished_keys, f"{data.key} was sent after its end"
+        request = WorkerRequest(data, [], [zlib.crc32(self._salt_of(data.key).encode())], list(data.block_ids), 0)
+        for token_id in (*data.prompt_token_ids, *data.output_token_ids):
+            request.append(token_id)
+        del request.prefixes[0]
+        request.num_computed_tokens = data.num_computed_tokens
+        self.requests[data.key] = request
+
+    def _update(self, data: CachedRequestData) -> None:
+        assert data.key in self.requests, f"{data.key} is sent as known, but is not"
+        request = self.requests[data.key]
+        if data.is_resumed:
+            request.block_ids = list(data.new_block_ids)
+            request.num_computed_tokens = data.num_computed_tokens
+        else:
+            request.block_ids.extend(data.new_block_ids)
+            assert request.num_computed_tokens == data.num_computed_tokens, f"{data.key}: computed tokens jumped"
+
+    def _check_totals(self, step: SchedulerOutput) -> None:
+        sent = [data.key for data in (*step.cached_requests, *step.new_requests)]
+        assert sorted(sent) == sorted(step.num_scheduled_tokens), "sent requests and scheduled requests differ"
+        assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens
+
+    def _write(self, request: WorkerRequest, num_tokens: int) -> None:
+        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+        assert start < end <= len(request.token_ids), f"{request.data.key}: tokens [{start}, {end}) are not known"
+        for position in range(start, end):
+            self._memory[self._slot(request, position)] = request.prefixes[position]
+
+    def _read(self, key: RequestKey, num_tokens: int) -> None:
+        request = self.requests[key]
+        for position in range(request.num_computed_tokens + num_tokens):
+            found = self._memory.get(self._slot(request, position))
+            assert found == request.prefixes[position], f"{key}: position {position} reads foreign KV"
+
+    def _slot(self, request: WorkerRequest, position: int) -> tuple[int, int]:
+        index = position // self._block_size
+        assert index < len(request.block_ids), f"{request.data.key}: no block for position {position}"
+        assert request.block_ids[index] > 0, f"{request.data.key}: position {position} is in the null block"
+        return request.block_ids[index], position % self._block_size
+
+    def _sample(self, key: RequestKey, num_tokens: int) -> list[int]:
+        request = self.requests[key]
+        request.num_computed_tokens += num_tokens
+        if request.num_computed_tokens < len(request.token_ids):
+            return []
+        token_id = self._next_token(request.data, request.token_ids)
+        request.append(token_id)
+        return [token_id]

@@ -1,0 +1,310 @@
+"""The scheduler under random requests, aborts, deadlines and steps, checked from outside.
+
+A ShadowWorker sees only what a worker sees and verifies every table and every context; `sequence_oracle` says what each
+request must produce. Everything else is the list of invariants of engine-semantics.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine_core.scheduler.output import EngineCoreOutput, Finish, FinishReason, SchedulerOutput
+from engine_core.scheduler.request import Request, RequestKey, RequestStatus, StopConditions
+from engine_core.scheduler.scheduler import Scheduler
+from fakes.request_factory import make_request, make_scheduler
+from fakes.sequence_oracle import Answer, generate, next_token
+from fakes.shadow_worker import ShadowWorker
+
+MAX_MODEL_LEN = 24
+
+
+@dataclass
+class Story:
+    """What was asked, what must come out, and what came out so far."""
+
+    request: Request
+    answer: Answer
+    num_resumed: int
+    new_token_ids: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    was_scheduled: bool = False
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> dict[str, object]:
+    """Arguments of make_scheduler: mostly too small for comfort."""
+    max_num_seqs = draw(st.sampled_from([1, 2, 3, 4, 4]))
+    block_size = draw(st.sampled_from([1, 2, 3, 4]))
+    # From one long request to a few: preemption is the rule, refusal the exception.
+    num_data_blocks = draw(st.integers(16, 40)) // block_size
+    is_chunked = draw(st.sampled_from([True, True, True, False]))
+    smallest_budget = max_num_seqs if is_chunked else MAX_MODEL_LEN
+    return {
+        "num_blocks": num_data_blocks + 1,
+        "block_size": block_size,
+        "enable_caching": draw(st.sampled_from([True, True, True, False])),
+        "verify_hits": draw(st.booleans()),
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": draw(st.integers(smallest_budget, smallest_budget + 10)),
+        "enable_chunked_prefill": is_chunked,
+        "long_prefill_token_threshold": draw(st.integers(0, 4)) if is_chunked else 0,
+        "watermark": draw(st.sampled_from([0.0, 0.0, 0.3])),
+        "max_model_len": MAX_MODEL_LEN,
+        "max_queued_requests": draw(st.sampled_from([3, 50, 50, 50])),
+        "max_queued_tokens": draw(st.sampled_from([40, 999, 999, 999])),
+    }
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a caller asks for; times are from now."""
+
+    prompt: list[int]
+    seed: int
+    stop: StopConditions
+    cache_salt: str
+    bypass_prefix_cache: bool
+    is_resume: bool
+    deadline_in: int | None
+    queue_deadline_in: int | None
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """Prompts of two families with long common beginnings, and short random tails."""
+    family = draw(st.integers(0, 1))
+    shared = [100 * family + index for index in range(draw(st.integers(0, 12)))]
+    return shared + draw(st.lists(st.integers(0, 2), min_size=0 if shared else 1, max_size=4))
+
+
+@st.composite
+def asks(draw: st.DrawFn) -> Ask:
+    """Within the wire's contract: prompt and max_tokens fit max_model_len, min_tokens is at most max_tokens."""
+    prompt = draw(prompts())
+    max_tokens = min(draw(st.sampled_from([1, 3, 9, MAX_MODEL_LEN])), MAX_MODEL_LEN - len(prompt))
+    stop = StopConditions(
+        max_tokens=max_tokens,
+        min_tokens=draw(st.sampled_from([0, max_tokens // 2, max_tokens])),
+        eos_token_ids=frozenset({0}),
+        stop_token_ids=draw(st.sampled_from([frozenset(), frozenset({1})])),
+        ignore_eos=draw(st.booleans()),
+    )
+    deadline_in, queue_deadline_in = draw(
+        st.sampled_from([(None, None)] * 6 + [(1, None), (9, None), (None, 2), (None, 4), (6, 6)])
+    )
+    return Ask(
+        prompt=prompt,
+        seed=draw(st.integers(0, 3)),
+        stop=stop,
+        cache_salt=draw(st.sampled_from(["", "", "", "tenant"])),
+        bypass_prefix_cache=draw(st.sampled_from([False, False, False, True])),
+        is_resume=draw(st.sampled_from([False, False, True])),
+        deadline_in=deadline_in,
+        queue_deadline_in=queue_deadline_in,
+    )
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Adds, aborts, passes time and steps; checks everything after each move."""
+
+    scheduler: Scheduler
+
+    @initialize(arguments=limits(), first=st.lists(asks(), min_size=1, max_size=6))
+    def start(self, arguments: dict[str, object], first: list[Ask]) -> None:
+        self.scheduler = make_scheduler(**arguments)
+        self.block_size = self.scheduler.kv_cache_manager.block_size
+        self.worker = ShadowWorker(self.block_size, next_token, lambda key: self.stories[key].request.cache_salt)
+        self.stories: dict[RequestKey, Story] = {}
+        self.now = 0.0
+        for ask in first:
+            self._add(ask)
+
+    # -- requests in -------------------------------------------------------------------------------------------------
+
+    @rule(new=st.lists(asks(), min_size=1, max_size=3))
+    def add(self, new: list[Ask]) -> None:
+        for ask in new:
+            self._add(ask)
+
+    def _add(self, ask: Ask) -> None:
+        answer = generate(ask.prompt, ask.seed, ask.stop, MAX_MODEL_LEN)
+        num_resumed = len(answer.output_token_ids) // 2 if ask.is_resume else 0
+        request = make_request(
+            len(self.stories),
+            ask.prompt,
+            seed=ask.seed,
+            stop=ask.stop,
+            cache_salt=ask.cache_salt,
+            bypass_prefix_cache=ask.bypass_prefix_cache,
+            deadline=None if ask.deadline_in is None else self.now + ask.deadline_in,
+            queue_deadline=None if ask.queue_deadline_in is None else self.now + ask.queue_deadline_in,
+            output_token_ids=answer.output_token_ids[:num_resumed],
+            arrival_time=self.now,
+        )
+        expected_reason = self._refusal(request)
+        self.stories[request.key] = Story(request, answer, num_resumed)
+        self._take(self.scheduler.add_request(request, self.now))
+        finish = self.stories[request.key].finish
+        assert (finish and finish.error and finish.error.reason) == expected_reason
+
+    def _refusal(self, request: Request) -> str | None:
+        config, waiting = self.scheduler.config, list(self.scheduler.waiting)
+        num_tokens = request.num_prompt_tokens + request.stop.max_tokens
+        if -(-num_tokens // self.block_size) > self.scheduler.kv_cache_manager.pool.num_total:
+            return "KV_CAPACITY"
+        num_queued_tokens = sum(queued.num_tokens for queued in waiting)
+        if len(waiting) >= config.max_queued_requests:
+            return "QUEUE_FULL"
+        return "QUEUE_FULL" if num_queued_tokens + request.num_tokens > config.max_queued_tokens else None
+
+    # -- ends from outside -------------------------------------------------------------------------------------------
+
+    def _live(self) -> list[RequestKey]:
+        return [key for key, story in self.stories.items() if story.finish is None]
+
+    @precondition(lambda self: self.stories)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        """Any mix of live, ended, unknown and repeated keys."""
+        known = st.sampled_from(sorted(self.stories))
+        self._abort(data.draw(st.lists(known | st.just(("stranger", 0)), max_size=3)))
+
+    @rule(is_meant=st.sampled_from([False, False, False, False, True]))
+    def abort_all(self, is_meant: bool) -> None:
+        """Rare, because it ends whatever had become interesting."""
+        self._abort(None if is_meant else [])
+
+    def _abort(self, keys: list[RequestKey] | None) -> None:
+        expected = set(self._live()) & set(self._live() if keys is None else keys)
+        outputs = self.scheduler.finish_requests(keys, RequestStatus.FINISHED_ABORTED)
+        assert {output.key for output in outputs} == expected
+        for output in outputs:
+            assert output.finish is not None
+            assert output.finish.reason is FinishReason.ABORTED
+            self._take(output)
+
+    @rule(delay=st.integers(1, 4))
+    def pass_time(self, delay: int) -> None:
+        self.now += delay
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.stories)
+    @rule(data=st.data(), abort_meanwhile=st.sampled_from([False, False, False, True]))
+    def step(self, data: st.DataObject, abort_meanwhile: bool) -> None:
+        keys = data.draw(st.lists(st.sampled_from(sorted(self.stories)), max_size=2)) if abort_meanwhile else []
+        self._step(keys)
+
+    @precondition(lambda self: self.stories)
+    @rule(num_steps=st.integers(2, 6))
+    def several_steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._step([])
+
+    def _step(self, abort_meanwhile: list[RequestKey]) -> None:
+        expiring = self._expiring()
+        step = self.scheduler.schedule(self.now)
+        assert self.scheduler.violations() == []
+        self._check_limits(step)
+        for key in step.num_scheduled_tokens:
+            assert key not in expiring
+            self.stories[key].was_scheduled = True
+        # Something always progresses, or "waits for ever" is possible.
+        assert step.num_scheduled_tokens or not self.scheduler.requests
+        runner_output = self.worker.execute(step)
+        self._abort([key for key in abort_meanwhile if key not in expiring])
+        for output in self.scheduler.update_from_output(step, runner_output, self.now):
+            self._take(output)
+        for key, reasons in expiring.items():
+            finish = self.stories[key].finish
+            assert finish is not None
+            assert finish.reason is FinishReason.ERROR
+            assert finish.error is not None
+            assert finish.error.reason in reasons
+
+    def _expiring(self) -> dict[RequestKey, set[str]]:
+        expiring: dict[RequestKey, set[str]] = {}
+        for key in self._live():
+            story = self.stories[key]
+            deadline, queue_deadline = story.request.deadline, story.request.queue_deadline
+            if deadline is not None and deadline <= self.now:
+                expiring.setdefault(key, set()).add("DEADLINE")
+            if queue_deadline is not None and queue_deadline <= self.now and not story.was_scheduled:
+                expiring.setdefault(key, set()).add("QUEUE_TIMEOUT")
+        return expiring
+
+    def _check_limits(self, step: SchedulerOutput) -> None:
+        config = self.scheduler.config
+        assert step.total_num_scheduled_tokens <= config.max_num_batched_tokens
+        assert len(step.num_scheduled_tokens) <= config.max_num_seqs
+        for key, num_tokens in step.num_scheduled_tokens.items():
+            request = self.scheduler.requests[key]
+            assert num_tokens > 0
+            if config.long_prefill_token_threshold:
+                assert num_tokens <= config.long_prefill_token_threshold
+            if not config.enable_chunked_prefill:
+                assert request.num_computed_tokens == request.num_tokens
+
+    def _take(self, output: EngineCoreOutput) -> None:
+        story = self.stories[output.key]
+        assert story.finish is None, f"{output.key} has news after its end"
+        assert output.new_token_ids or output.events or output.finish, f"{output.key} has no news"
+        story.new_token_ids.extend(output.new_token_ids)
+        story.finish = output.finish
+        self._check_answer(story)
+
+    def _check_answer(self, story: Story) -> None:
+        """Whatever happened on the way, the tokens are those of the request run alone; early ends are prefixes."""
+        expected = story.answer.output_token_ids[story.num_resumed :]
+        if story.finish is None or story.finish.error or story.finish.reason is FinishReason.ABORTED:
+            assert story.new_token_ids == expected[: len(story.new_token_ids)]
+            assert len(story.new_token_ids) < len(expected)
+        else:
+            assert story.new_token_ids == expected
+            assert story.finish.reason is story.answer.reason
+            assert story.finish.stop_token_id == story.answer.stop_token_id
+
+    # -- invariants --------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def sound(self) -> None:
+        assert self.scheduler.violations() == []
+
+    @invariant()
+    def every_live_request_is_known_and_no_other(self) -> None:
+        assert set(self.scheduler.requests) == set(self._live())
+        stats = self.scheduler.stats()
+        assert stats.num_running + stats.num_waiting == len(self._live())
+        assert stats.num_running <= self.scheduler.config.max_num_seqs
+
+    @invariant()
+    def nothing_is_left_when_idle(self) -> None:
+        if not self.scheduler.has_work:
+            assert self._live() == []
+            assert self.worker.requests == {}
+            assert self.scheduler.stats().num_used_blocks == 0
+
+    def teardown(self) -> None:
+        """Every request ends, the worker hears of each end once, and the cache is empty."""
+        if not hasattr(self, "scheduler"):
+            return
+        # The oldest running request is never preempted, so each step brings the head of the line one token further.
+        limit = sum(self.stories[key].request.max_num_tokens for key in self._live()) + 2
+        for _ in range(limit):
+            if not self.scheduler.has_work:
+                break
+            self._step([])
+            self.sound()
+        assert not self.scheduler.has_work
+        self.nothing_is_left_when_idle()
+        scheduled = [key for key, story in self.stories.items() if story.was_scheduled]
+        assert sorted(self.worker.finished_keys) == sorted(scheduled)
+        assert all(story.finish for story in self.stories.values())
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=250, stateful_step_count=40, deadline=None, derandomize=True)

@@ -1,0 +1,219 @@
+"""One choice: stop tokens, stop strings, min_tokens, echo, resumed output, and how ids and text travel together."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes.small_tokenizer import END, byte_ids, byte_level_tokenizer
+from fakes.text_requests import finish, make_request, tokens
+from frontend.choice_state import ChoiceState
+from frontend.engine_outputs import EngineFinishReason, EngineOutput
+from frontend.generation_events import FinishReason, StopMatch
+
+TOKENIZER = byte_level_tokenizer()
+STOP, LENGTH = EngineFinishReason.STOP, EngineFinishReason.LENGTH
+
+
+def ids(text: str | bytes) -> list[int]:
+    """One token a byte."""
+    return byte_ids(TOKENIZER, text.encode() if isinstance(text, str) else text)
+
+
+def choice_of(**changes) -> ChoiceState:
+    return ChoiceState(make_request(**changes), 0, TOKENIZER)
+
+
+def run(choice: ChoiceState, outputs: list[EngineOutput]):
+    """Feed outputs until the choice ends; returns (text, ids, last news)."""
+    text, token_ids, news = "", [], None
+    for output in outputs:
+        news = choice.process(output)
+        text += news.text
+        token_ids += news.token_ids
+        if news.reason is not None:
+            break
+    return text, token_ids, news
+
+
+@pytest.mark.parametrize("reason", [LENGTH, EngineFinishReason.REPETITION, EngineFinishReason.ABORTED])
+def test_ends_without_stop_token_show_every_token(reason) -> None:
+    text, token_ids, news = run(choice_of(), [tokens(1, *ids("ab")), finish(1, reason, *ids("c"))])
+    assert (text, token_ids) == ("abc", ids("abc"))
+    assert news.stop_match is None
+    expected = {LENGTH: FinishReason.LENGTH, EngineFinishReason.REPETITION: FinishReason.REPETITION}
+    assert news.reason is expected.get(reason, FinishReason.CANCELLED)
+
+
+# --- stop tokens (also those that are no special tokens) ---
+@pytest.mark.parametrize("stop_id", [0, 70], ids=["special", "plain"])
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_stop_token_leaves_no_text_and_no_id(stop_id, skip_special_tokens) -> None:
+    choice = choice_of(output={"skip_special_tokens": skip_special_tokens})
+    text, token_ids, news = run(choice, [tokens(1, *ids("ab")), finish(1, STOP, stop_id, stop_token_id=stop_id)])
+    assert (text, token_ids) == ("ab", ids("ab"))
+    assert news.stop_match == StopMatch(stop_token_id=stop_id)
+    assert choice.num_output_tokens == 3
+
+
+def test_stop_token_is_kept_on_demand() -> None:
+    choice = choice_of(include_stop=True, output={"skip_special_tokens": False})
+    text, token_ids, _ = run(choice, [tokens(1, *ids("a")), finish(1, STOP, 0)])
+    assert (text, token_ids) == (f"a{END}", [*ids("a"), 0])
+
+
+def test_end_of_sequence_is_named() -> None:
+    _, _, news = run(choice_of(), [finish(1, STOP, *ids("a"), 0)])
+    assert news.stop_match == StopMatch(eos_token_id=0)
+
+
+def test_end_inside_a_character_is_flushed() -> None:
+    text, token_ids, _ = run(choice_of(), [finish(1, LENGTH, *ids(b"a\xf0\x9f"))])
+    assert (text, token_ids) == ("a\ufffd", ids(b"a\xf0\x9f"))
+
+
+# --- stop strings ---
+def test_stop_string_over_several_outputs() -> None:
+    choice = choice_of(stop_strings=("STOP",))
+    text, token_ids, news = run(choice, [tokens(1, token_id) for token_id in ids("one STOP two")])
+    assert (text, token_ids) == ("one ", ids("one "))
+    assert (news.reason, news.stop_match) == (FinishReason.STOP, StopMatch(stop_string="STOP"))
+    assert choice.num_output_tokens == len("one STOP")
+
+
+def test_tokens_after_a_stop_string_are_neither_shown_nor_billed() -> None:
+    choice = choice_of(stop_strings=("STOP",))
+    news = choice.process(finish(1, LENGTH, *ids("one STOP two")))
+    assert (news.text, news.num_billed) == ("one ", len("one STOP"))
+    assert news.stop_match == StopMatch(stop_string="STOP")
+
+
+def test_held_back_text_comes_with_the_end() -> None:
+    choice = choice_of(stop_strings=("STOP",))
+    first = choice.process(tokens(1, *ids("xyST")))
+    assert (first.text, first.token_ids) == ("x", ids("x"))
+    last = choice.process(finish(1, LENGTH, *ids("!")))
+    assert (last.text, last.token_ids) == ("yST!", ids("yST!"))
+
+
+byte_texts = st.text(alphabet="aé😀S", max_size=12)
+
+
+@given(byte_texts, st.lists(st.text(alphabet="aé😀S", min_size=1, max_size=3), min_size=1, max_size=3), st.data())
+def test_stop_string_does_not_depend_on_how_outputs_are_cut(text, stops, data) -> None:
+    token_ids = ids(text)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(token_ids)), max_size=6)))
+    borders = [0, *cuts, len(token_ids)]
+    outputs = [tokens(1, *token_ids[a:b]) for a, b in itertools.pairwise(borders)]
+    got, got_ids, news = run(choice_of(stop_strings=tuple(stops)), [*outputs, finish(1, LENGTH)])
+    # Byte tokens complete one character at a time, so the earliest end wins, then the first listed.
+    ends = [(text.find(stop) + len(stop), index, stop) for index, stop in enumerate(stops) if stop in text]
+    if not ends:
+        assert (got, news.reason) == (text, FinishReason.LENGTH)
+        assert got_ids == token_ids
+    else:
+        end, _, stop = min(ends)
+        assert (got, news.stop_match) == (text[: end - len(stop)], StopMatch(stop_string=stop))
+        assert TOKENIZER.decode(got_ids) == got
+
+
+@given(byte_texts, st.booleans())
+def test_ids_and_text_of_every_delta_agree(text, has_stop) -> None:
+    choice = choice_of(stop_strings=("SSSS",) if has_stop else ())
+    for token_id in ids(text):
+        news = choice.process(tokens(1, token_id))
+        if news.reason is None:
+            assert TOKENIZER.decode(news.token_ids) == news.text
+            assert news.num_tokens == len(news.token_ids)
+
+
+# --- min_tokens ---
+def test_no_stop_string_inside_the_first_min_tokens() -> None:
+    choice = choice_of(stop_strings=("b",), min_tokens=4)
+    text, _, news = run(choice, [tokens(1, token_id) for token_id in ids("abababab")])
+    assert text == "ababa"
+    assert news.stop_match == StopMatch(stop_string="b")
+    assert choice.num_output_tokens == 6
+
+
+def test_text_from_before_the_limit_is_not_searched_later() -> None:
+    choice = choice_of(stop_strings=("STOP",), min_tokens=2)
+    text, _, news = run(choice, [*(tokens(1, token_id) for token_id in ids("STOP")), finish(1, LENGTH)])
+    assert (text, news.reason) == ("STOP", FinishReason.LENGTH)
+
+
+# --- what is shown ---
+def test_ids_are_left_out_unless_asked_for_but_counted() -> None:
+    news = choice_of(output={"token_ids": False}).process(tokens(1, *ids("ab")))
+    assert (news.text, news.token_ids, news.num_tokens) == ("ab", [], 2)
+
+
+def test_ids_alone_need_no_text() -> None:
+    choice = choice_of(output={"text": False})
+    news = choice.process(finish(1, STOP, *ids(b"a\xf0"), 0))
+    assert (news.text, news.token_ids) == ("", ids(b"a\xf0"))
+    assert choice.num_output_tokens == 3
+
+
+def test_echo_opens_the_first_delta_and_is_not_counted() -> None:
+    choice = choice_of(prompt_token_ids=ids("hi "), prompt_text="hi ")
+    first = choice.process(tokens(1, *ids("you")))
+    assert (first.text, first.token_ids, first.num_tokens) == ("hi you", ids("hi you"), 3)
+    second = choice.process(tokens(1, *ids("!")))
+    assert (second.text, second.token_ids) == ("!", ids("!"))
+
+
+def test_echo_comes_even_without_output() -> None:
+    choice = choice_of(prompt_token_ids=ids("hi "), prompt_text="hi ", output={"token_ids": False})
+    news = choice.process(finish(1, STOP, 0))
+    assert (news.text, news.token_ids) == ("hi ", [])
+
+
+def test_prompt_cut_inside_a_character_does_not_leak() -> None:
+    choice = choice_of(prompt_token_ids=ids("secret 😀".encode()[:-2]))
+    text, _, _ = run(choice, [finish(1, LENGTH, *ids("😀 ok".encode()[2:]))])
+    assert text == "😀 ok"
+
+
+# --- resumed output ---
+@given(st.text(alphabet="aé😀ST ", max_size=20), st.integers(0, 80))
+def test_a_resumed_stream_goes_on_as_if_never_broken(text, num_resumed) -> None:
+    token_ids = ids(text)
+    delivered: list[int] = []
+    options = {"stop_strings": ("ST",), "min_tokens": 3}
+    whole = choice_of(**options)
+    delivered_text = ""
+    for token_id in token_ids:
+        news = whole.process(tokens(1, token_id))
+        if news.reason is not None or len(delivered) >= num_resumed:
+            break
+        delivered += news.token_ids
+        delivered_text += news.text
+    expected, _, expected_end = run(choice_of(**options), [tokens(1, t) for t in token_ids] + [finish(1, LENGTH)])
+    resumed = choice_of(**options, resume_output_token_ids=delivered)
+    rest = [tokens(1, token_id) for token_id in token_ids[len(delivered) :]]
+    got, _, got_end = run(resumed, [*rest, finish(1, LENGTH)])
+    assert delivered_text + got == expected
+    assert got_end.stop_match == expected_end.stop_match
+
+
+def test_resumed_tokens_are_not_billed_again() -> None:
+    choice = choice_of(resume_output_token_ids=ids("abc"))
+    news = choice.process(finish(1, LENGTH, *ids("d")))
+    assert (news.text, news.num_billed, choice.num_output_tokens) == ("d", 1, 1)
+
+
+def test_long_resumed_output_is_replayed_from_its_end_only(monkeypatch) -> None:
+    calls = []
+    real = TOKENIZER.decode
+    monkeypatch.setattr(TOKENIZER, "decode", lambda *args, **options: calls.append(1) or real(*args, **options))
+    choice_of(resume_output_token_ids=ids("a") * 10_000, stop_strings=("STOP",))
+    assert len(calls) < 500
+
+
+def test_a_resumed_stream_has_had_its_echo() -> None:
+    choice = choice_of(prompt_text="hi ", resume_output_token_ids=ids("a"))
+    assert choice.process(tokens(1, *ids("b"))).text == "b"

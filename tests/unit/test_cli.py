@@ -1,0 +1,190 @@
+"""The `stepwire` command against a scripted server: what it sends, prints, and exits with."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fakes import fake_public_server
+from fakes.fake_public_server import FakePublicServer
+from stepwire.errors import FieldViolation, InvalidRequestError, OverloadedError, UnavailableError
+from stepwire.v1 import generation_service_pb2
+from stepwire_client.cli import app
+
+
+@pytest.fixture
+def server() -> Iterator[FakePublicServer]:
+    with fake_public_server.running() as fake:
+        yield fake
+
+
+def run(server: FakePublicServer, *arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--target", server.target], input=stdin)
+
+
+def test_generate_streams_the_answer_alone_to_stdout(server):
+    result = run(server, "generate", "hello there")
+    assert result.exit_code == 0
+    assert result.stdout == "HELLO THERE \n"
+    assert "length" in result.stderr
+    assert "3 prompt tokens" in result.stderr
+    assert "2 completion tokens" in result.stderr
+
+
+def test_generate_reads_a_piped_prompt(server):
+    assert run(server, "generate", stdin="from a pipe").stdout == "FROM A PIPE \n"
+
+
+def test_unset_options_stay_unset(server):
+    run(server, "generate", "hi")
+    assert server.requests == [generation_service_pb2.GenerateRequest(text="hi", sampling={}, stop={}, output={})]
+
+
+def test_every_option_reaches_its_field(server):
+    result = run(
+        server, "generate", "--prompt-token-ids", "1, 2,3", "--temperature", "0", "--top-p", "0.5", "--top-k", "0",
+        "--min-p", "0.25", "--presence-penalty", "-1", "--frequency-penalty", "1", "--repetition-penalty", "1.5",
+        "--seed", "-1", "-n", "2", "--logit-bias", "5=-1.5", "--logit-bias", "6=2", "--allowed-token-id", "7",
+        "--bad-word", "no", "--max-tokens", "9", "--min-tokens", "2", "--stop", "a", "--stop", "b",
+        "--stop-token-id", "8", "--ignore-eos", "--include-stop", "--repetition-detection", "8:1:4", "--token-ids",
+        "--echo", "--timings", "--no-skip-special-tokens", "--min-chunk-tokens", "4", "--max-chunk-delay-ms", "50",
+        "--resume-token-ids", "10,11", "--no-add-special-tokens", "--truncate-prompt-tokens", "-1",
+        "--queue-timeout-ms", "0", "--cache-salt", "s", "--bypass-prefix-cache", "--model", "m", "--request-id", "id",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    expected = generation_service_pb2.GenerateRequest(
+        request_id="id",
+        model="m",
+        token_ids={"ids": [1, 2, 3]},
+        sampling={
+            "temperature": 0, "top_p": 0.5, "top_k": 0, "min_p": 0.25, "presence_penalty": -1, "frequency_penalty": 1,
+            "repetition_penalty": 1.5, "seed": -1, "n": 2, "logit_bias": {5: -1.5, 6: 2.0}, "allowed_token_ids": [7],
+            "bad_words": ["no"],
+        },
+        stop={
+            "max_tokens": 9, "min_tokens": 2, "stop": ["a", "b"], "stop_token_ids": [8], "ignore_eos": True,
+            "include_stop_in_output": True,
+            "repetition_detection": {"max_pattern_tokens": 8, "min_pattern_tokens": 1, "min_repeats": 4},
+        },
+        output={
+            "token_ids": True, "echo_prompt": True, "timings": True, "skip_special_tokens": False,
+            "min_chunk_tokens": 4, "max_chunk_delay_ms": 50,
+        },
+        kv={"cache_salt": "s", "bypass_prefix_cache": True},
+        queue_timeout_ms=0,
+        truncate_prompt_tokens=-1,
+        add_special_tokens=False,
+        resume_output_token_ids={"ids": [10, 11]},
+    )  # fmt: skip
+    assert server.requests == [expected]
+
+
+def test_choices_arrive_interleaved_but_are_shown_one_by_one(server):
+    result = run(server, "generate", "a b", "-n", "2", "--temperature", "1")
+    assert result.stdout == "[0] A B \n[1] A B \n"
+
+
+def test_json_shows_every_message(server):
+    lines = [json.loads(line) for line in run(server, "generate", "é", "--json").stdout.splitlines()]
+    assert [next(key for key in line if key != "index") for line in lines] == ["accepted", "delta", "finished"]
+    assert lines[1]["delta"]["text"] == "É "
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--max-tokens", "-1", "--max-tokens"),
+        ("--seed", str(2**63), "--seed"),
+        ("--logit-bias", "x=1", "ID=BIAS"),
+        ("--logit-bias", "-4=1", "--logit-bias"),
+        ("--repetition-detection", "8:1", "MAX:MIN:REPEATS"),
+        ("--prompt-token-ids", "1,two", "--prompt-token-ids"),
+    ],
+)
+def test_wrong_usage_names_the_option(server, flag, value, said):
+    result = run(server, "generate", "hi", flag, value)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert server.requests == []
+
+
+def test_a_refused_request_lists_its_fields(server):
+    violations = (
+        FieldViolation("sampling.top_p", "must be in (0, 1], got 7"),
+        FieldViolation("stop.max_tokens", "must be at least 1, got 0"),
+    )
+    server.error = InvalidRequestError("2 fields are invalid", violations=violations)
+    result = run(server, "generate", "hi", "--top-p", "7")
+    assert result.exit_code == 1
+    assert "sampling.top_p: must be in (0, 1], got 7" in result.stderr
+    assert "stop.max_tokens: must be at least 1, got 0" in result.stderr
+    assert result.stdout == ""
+
+
+def test_overload_says_when_to_come_back(server):
+    server.error = OverloadedError("1024 requests wait", retry_after_ms=1500)
+    assert "try again in 1.5 s" in run(server, "generate", "hi").stderr
+
+
+def test_a_server_that_is_down_is_named_with_the_cure():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        target = f"127.0.0.1:{probe.getsockname()[1]}"
+    for command in (["generate", "hi"], ["models"], ["health"], ["tokenize", "hi"]):
+        result = CliRunner().invoke(app, [*command, "--target", target])
+        assert result.exit_code == 1
+        assert f"cannot reach a stepwire server at {target}; `make run` starts one" in result.stderr
+
+
+def test_a_passed_timeout_is_told_apart(server):
+    server.hangs = True
+    result = run(server, "generate", "hi", "--timeout", "0.5")
+    assert result.exit_code == 1
+    assert "no complete answer within 0.5 s (--timeout)" in result.stderr
+
+
+def test_ctrl_c_cancels_the_request(server):
+    server.hangs = True
+    command = [sys.executable, "-m", "stepwire_client.cli", "generate", "hi", "--target", server.target]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(3) == "HI "
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert server.was_cancelled.wait(60)
+
+
+def test_tokenize(server):
+    result = run(server, "tokenize", "ab", "c", "--offsets")
+    assert result.stdout == "97 98\n0-1 1-2\n99\n0-1\n"
+    assert "2 tokens, the model takes 64" in result.stderr
+    assert json.loads(run(server, "tokenize", "a", "--json").stdout)["encodings"] == [{"token_ids": [97]}]
+
+
+def test_models(server):
+    assert "FakeForCausalLM" in run(server, "models").stdout
+    assert json.loads(run(server, "models", "--json").stdout)["id"] == "tiny"
+
+
+def test_health_exits_by_the_answer(server):
+    assert run(server, "health").exit_code == 0
+    server.set_serving(False)
+    result = run(server, "health")
+    assert result.exit_code == 1
+    assert "NOT_SERVING" in result.stdout
+
+
+def test_lookups_are_retried_while_the_server_starts(server):
+    server.error = UnavailableError("still loading", retry_after_ms=100)
+    result = run(server, "models")
+    assert "the engine is still starting: still loading; try again in 0.1 s" in result.stderr

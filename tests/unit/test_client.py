@@ -1,0 +1,106 @@
+"""The Python client: errors as one typed exception, streams that can be left, retries of short calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from fakes import fake_public_server
+from fakes.fake_public_server import FakePublicServer
+from stepwire.errors import FieldViolation, InvalidRequestError, OverloadedError, UnavailableError
+from stepwire.v1 import generation_service_pb2
+from stepwire_client import CallError, Client
+
+REQUEST = generation_service_pb2.GenerateRequest(text="one two three")
+
+
+@pytest.fixture
+def server() -> Iterator[FakePublicServer]:
+    with fake_public_server.running() as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(server: FakePublicServer) -> Iterator[Client]:
+    with Client(server.target) as connected:
+        yield connected
+
+
+def test_stream_and_unary_give_the_same_text(client):
+    text = "".join(event.delta.text for event in client.generate_stream(REQUEST))
+    assert text == "ONE TWO THREE "
+    assert client.generate(REQUEST).completions[0].text == text
+
+
+def test_leaving_a_stream_early_cancels_it(client, server):
+    server.hangs = True
+    events = client.generate_stream(REQUEST)
+    assert next(events).HasField("accepted")
+    assert next(events).delta.text == "ONE "
+    events.close()
+    assert server.was_cancelled.wait(60)
+
+
+def test_closing_the_client_ends_its_streams(client, server):
+    server.hangs = True
+    events = client.generate_stream(REQUEST)
+    next(events)
+    next(events)
+    client.close()
+    with pytest.raises(CallError) as caught:
+        next(events)
+    assert caught.value.code is grpc.StatusCode.CANCELLED
+    assert server.was_cancelled.wait(60)
+
+
+def test_an_error_carries_everything_the_server_said(client, server):
+    violation = FieldViolation("sampling.top_p", "7 is outside (0, 1]")
+    server.error = InvalidRequestError("1 field is invalid", violations=(violation,), metadata={"request_id": "r9"})
+    with pytest.raises(CallError) as caught:
+        list(client.generate_stream(REQUEST))
+    error = caught.value
+    assert (error.code, error.reason, error.message) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "FIELD_INVALID",
+        "1 field is invalid",
+    )
+    assert [(item.field, item.description) for item in error.details.violations] == [
+        (violation.field, violation.description)
+    ]
+    assert error.details.metadata["request_id"] == "r9"
+    assert not error.is_retryable
+
+
+def test_overload_is_retryable_and_says_when(client, server):
+    server.error = OverloadedError("full", retry_after_ms=2500)
+    with pytest.raises(CallError) as caught:
+        client.generate(REQUEST)
+    assert caught.value.is_retryable
+    assert caught.value.details.retry_after_s == 2.5
+
+
+def test_a_server_that_is_down_has_no_reason():
+    with Client("127.0.0.1:1") as client, pytest.raises(CallError) as caught:
+        list(client.generate_stream(REQUEST))
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.reason == ""
+    assert not caught.value.is_retryable
+
+
+def test_unary_calls_are_retried_and_streams_are_not(client, server):
+    server.error = UnavailableError("starting")
+    with pytest.raises(CallError):
+        client.generate(REQUEST)
+    assert len(server.requests) == 4
+    with pytest.raises(CallError):
+        list(client.generate_stream(REQUEST))
+    assert len(server.requests) == 5
+
+
+def test_health_of_an_unknown_service(client):
+    assert client.health()
+    with pytest.raises(CallError) as caught:
+        client.health("no.such.Service")
+    assert caught.value.code is grpc.StatusCode.NOT_FOUND

@@ -1,0 +1,222 @@
+"""The pool without sockets: routes, picking, second tries, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from frontend.abort_kind import AbortKind
+from frontend.engine_client.balancer import pick
+from frontend.engine_client.connection import EngineConnection
+from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
+from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineState, strictest
+from frontend.engine_client.outbox import Outbox
+from frontend.engine_client.pool import EnginePool
+from frontend.engine_client.tokenizer_store import TokenizerStore
+from frontend.engine_outputs import EngineFinish, EngineFinishReason, EngineOutput
+from stepwire.engine.v1 import engine_core_pb2 as pb
+from stepwire.errors import EngineDeadError, OverloadedError, RequestFailedError, StepwireError, UnavailableError
+
+
+def facts(engine_id: str, **changes: object) -> EngineFacts:
+    values = {
+        "engine_id": engine_id, "boot_id": "b", "model": "m", "revision": "", "tokenizer_sha256": "t",
+        "max_model_len": 100, "vocab_size": 10, "architecture": "FakeForCausalLM", "dtype": "float32",
+        "block_size": 16, "kv_cache_tokens": 1000,
+        "max_num_seqs": 8, "version": "1", "weight_version": "", "ping_interval_s": 5.0, "ping_timeout_s": 15.0,
+        "state": EngineState.RUNNING,
+    }  # fmt: skip
+    return EngineFacts(**{**values, **changes})
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.outputs: list[EngineOutput] = []
+        self.failed: list[tuple[list[int], StepwireError]] = []
+        self.attached: list[EngineFacts] = []
+
+    async def on_attach(self, facts: EngineFacts, tokenizer_dir: Path) -> None:
+        self.attached.append(facts)
+
+    async def on_outputs(self, outputs: Sequence[EngineOutput]) -> None:
+        self.outputs.extend(outputs)
+
+    def on_failed(self, handles: list[int], error: StepwireError) -> None:
+        self.failed.append((handles, error))
+
+    def on_change(self) -> None: ...
+
+    def on_engine_lost(self, engine_id: str, error: StepwireError) -> None: ...
+
+    def on_batch_gap(self, engine_id: str, num_missing: int) -> None: ...
+
+
+class OpenSession:
+    def __init__(self) -> None:
+        self.outbox = Outbox()
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def pool(listener: Listener, tmp_path: Path) -> EnginePool:
+    store = TokenizerStore(tmp_path, None)
+    pool = EnginePool(["a:1", "b:1"], ClientIdentity("c", "s", ""), store, listener, ready_timeout_s=1)
+    for connection in pool.connections:
+        make_ready(connection)
+    return pool
+
+
+def make_ready(connection: EngineConnection) -> None:
+    connection.state, connection.engine_state = ConnectionState.READY, EngineState.RUNNING
+    connection.facts = facts(connection.endpoint)
+    connection._session = OpenSession()
+
+
+def make(handle: int, now: float) -> pb.EngineCoreRequest:
+    return pb.EngineCoreRequest(handle=handle)
+
+
+def frames(connection: EngineConnection) -> list[pb.ConnectRequest]:
+    return list(connection._session.outbox.take())
+
+
+def added(connection: EngineConnection) -> list[int]:
+    return [request.handle for frame in frames(connection) for request in frame.add.requests]
+
+
+def finished(handle: int, reason: EngineFinishReason, error: StepwireError | None = None) -> EngineOutput:
+    return EngineOutput(handle, finish=EngineFinish(reason, error=error))
+
+
+def test_handles_are_never_drawn_twice(pool: EnginePool):
+    drawn = [handle for _ in range(50) for handle in pool.draw_handles(3)]
+    assert len(set(drawn)) == 150
+    assert min(drawn) > 0
+
+
+def test_choices_of_a_request_share_an_engine_and_requests_alternate(pool: EnginePool):
+    ids = {pool.submit(pool.draw_handles(2), [make, make]) for _ in range(2)}
+    assert ids == {"a:1", "b:1"}
+    assert sorted(len(added(connection)) for connection in pool.connections) == [2, 2]
+
+
+def test_least_loaded_engine_wins(pool: EnginePool):
+    first, second = pool.connections
+    first.on_load(EngineLoad(running=5))
+    second.on_load(EngineLoad(waiting=1))
+    assert {pool.submit(pool.draw_handles(1), [make]) for _ in range(1)} == {"b:1"}
+    # The new one counts as waiting until the engine reports again: 4 + 4 against 5.
+    assert pool.submit(pool.draw_handles(1), [make]) == "a:1"
+
+
+async def test_abort_goes_where_the_request_runs_and_keeps_the_route(pool: EnginePool, listener: Listener):
+    (handle,) = pool.draw_handles(1)
+    engine_id = pool.submit([handle], [make])
+    owner = next(connection for connection in pool.connections if connection.engine_id == engine_id)
+    pool.abort([handle, 999], AbortKind.DEADLINE)
+
+    abort = frames(owner)[-1].abort
+    assert (list(abort.handles), abort.reason) == ([handle], pb.ABORT_REASON_DEADLINE)
+    assert pool.num_routes == 1
+    await pool.on_outputs(owner, [finished(handle, EngineFinishReason.ABORTED)])
+    assert pool.num_routes == 0
+    assert [output.handle for output in listener.outputs] == [handle]
+
+
+async def test_refused_request_is_tried_once_more_elsewhere(pool: EnginePool, listener: Listener):
+    (handle,) = pool.draw_handles(1)
+    pool.submit([handle], [make])
+    first = next(connection for connection in pool.connections if frames(connection))
+    second = next(connection for connection in pool.connections if connection is not first)
+    refusal = finished(handle, EngineFinishReason.REJECTED, OverloadedError("full"))
+
+    await pool.on_outputs(first, [refusal])
+    assert listener.outputs == []
+    assert added(second) == [handle]
+    assert pool.engine_of(handle) == second.engine_id
+    await pool.on_outputs(second, [refusal])
+    assert listener.outputs == [refusal]
+    assert pool.num_routes == 0
+
+
+@pytest.mark.parametrize("case", ["other reason", "aborted", "nowhere else"])
+async def test_refusals_that_are_told_at_once(pool: EnginePool, listener: Listener, case: str):
+    (handle,) = pool.draw_handles(1)
+    pool.submit([handle], [make])
+    first = next(connection for connection in pool.connections if frames(connection))
+    error: StepwireError = OverloadedError("full")
+    if case == "other reason":
+        error = RequestFailedError("too large", reason="KV_CAPACITY")
+    elif case == "aborted":
+        pool.abort([handle], AbortKind.CLIENT_CANCELLED)
+    else:
+        next(one for one in pool.connections if one is not first).engine_state = EngineState.STALLED
+    await pool.on_outputs(first, [finished(handle, EngineFinishReason.REJECTED, error)])
+    assert len(listener.outputs) == 1
+    assert pool.num_routes == 0
+
+
+def test_loss_of_an_engine_fails_its_requests_only(pool: EnginePool, listener: Listener):
+    handles = pool.draw_handles(4)
+    owners = {handle: pool.submit([handle], [make]) for handle in handles}
+    lost = pool.connections[0]
+    error = EngineDeadError("gone")
+    pool.on_lost(lost, error)
+    expected = [handle for handle in handles if owners[handle] == lost.engine_id]
+    assert listener.failed == [(expected, error)]
+    assert pool.num_routes == len(handles) - len(expected)
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        (["never", "never"], "ENGINE_STARTING"),
+        (["dead", "dead"], "ENGINE_DEAD"),
+        (["dead", "never"], "ENGINE_STARTING"),
+        (["dead", "draining"], "DRAINING"),
+        (["draining", "stalled"], "ENGINE_STARTING"),
+    ],
+)
+def test_the_reason_is_that_of_the_engine_that_is_back_soonest(pool: EnginePool, states: list[str], reason: str):
+    for connection, state in zip(pool.connections, states, strict=True):
+        if state == "never":
+            connection.facts, connection.state = None, ConnectionState.CONNECTING
+        elif state == "dead":
+            connection.last_error, connection.state = EngineDeadError("boom"), ConnectionState.LOST
+            connection.engine_state = EngineState.DEAD
+        elif state == "draining":
+            connection.state, connection.engine_state = ConnectionState.DRAINING, EngineState.DRAINING
+        else:
+            connection.engine_state = EngineState.STALLED
+    assert not pool.is_available
+    with pytest.raises(UnavailableError) as caught:
+        pool.submit(pool.draw_handles(1), [make])
+    assert caught.value.reason == reason
+    assert caught.value.retry_after_ms > 0
+    assert pool.num_routes == 0
+
+
+async def test_engines_must_agree(pool: EnginePool, listener: Listener, tmp_path: Path):
+    newcomer = pool.connections[1]
+    for change in ({"model": "x"}, {"tokenizer_sha256": "x"}, {"weight_version": "2"}, {"revision": "x"}):
+        with pytest.raises(EngineRefusedError, match="must agree"):
+            await pool.on_attach(newcomer, facts("b", **change), tmp_path)
+    await pool.on_attach(newcomer, facts("b", max_model_len=60, kv_cache_tokens=5000), tmp_path)
+    assert (listener.attached[0].max_model_len, listener.attached[0].kv_cache_tokens) == (60, 1000)
+
+
+def test_pick_takes_the_lowest_and_takes_turns():
+    assert pick([3, 1, 2], turn=0) == 1
+    assert [pick([1, 1, 1], turn) for turn in range(4)] == [0, 1, 2, 0]
+    with pytest.raises(ValueError):
+        pick([], 0)
+
+
+def test_strictest_of_one_is_itself():
+    assert strictest(facts("a"), []) == facts("a")

@@ -1,0 +1,157 @@
+"""The worker's record follows the scheduler's differences, and the arrays of a step say what a slow walk says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine_core.model_executor.input_batch import InputBatch
+from engine_core.model_executor.step_inputs import StepInputs
+from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
+from engine_core.scheduler.request import SamplingParams
+
+A, B, C = ("s", 1), ("s", 2), ("t", 1)
+
+
+def new(key, prompt, block_ids, *, output=(), computed=0, sampling=None, min_tokens=0, masked=()) -> NewRequestData:
+    sampling = sampling or SamplingParams(temperature=0.0)
+    return NewRequestData(key, list(prompt), list(output), sampling, min_tokens, masked, list(block_ids), computed)
+
+
+class Worker:
+    """An InputBatch that is stepped, with made-up sampled tokens."""
+
+    def __init__(self, max_num_seqs: int = 4, block_size: int = 4) -> None:
+        self.batch = InputBatch(max_num_seqs, block_size, vocab_size=1000)
+
+    def step(self, scheduled, *, new=(), cached=(), finished=(), sampled=()) -> StepInputs:
+        output = SchedulerOutput(0, list(new), list(cached), scheduled, sum(scheduled.values()), list(finished))
+        self.batch.update(output)
+        inputs = self.batch.prepare(scheduled)
+        self.batch.finish_step(inputs, list(sampled))
+        return inputs
+
+
+def test_prefill_then_decode():
+    worker = Worker()
+    inputs = worker.step({A: 6}, new=[new(A, range(10, 16), [3, 7])], sampled=[99])
+    assert inputs.input_ids.tolist() == [10, 11, 12, 13, 14, 15]
+    assert inputs.positions.tolist() == [0, 1, 2, 3, 4, 5]
+    assert inputs.slot_mapping.tolist() == [12, 13, 14, 15, 28, 29]
+    assert inputs.seq_lens.tolist() == [6]
+    assert inputs.logits_indices.tolist() == [5]
+    inputs = worker.step({A: 1}, cached=[CachedRequestData(A, [], 6)], sampled=[98])
+    assert (inputs.input_ids.tolist(), inputs.positions.tolist(), inputs.slot_mapping.tolist()) == ([99], [6], [30])
+    assert worker.batch.known_token_ids(A) == [10, 11, 12, 13, 14, 15, 99, 98]
+
+
+def test_a_chunk_samples_only_when_it_reaches_the_last_known_token():
+    worker = Worker()
+    assert worker.step({A: 4}, new=[new(A, range(6), [1])]).sampled.size == 0
+    inputs = worker.step({A: 2}, cached=[CachedRequestData(A, [2], 4)], sampled=[50])
+    assert (inputs.sampled.tolist(), inputs.input_ids.tolist(), inputs.slot_mapping.tolist()) == ([0], [4, 5], [8, 9])
+
+
+def test_prefix_hit_computes_the_rest_only():
+    inputs = Worker().step({A: 2}, new=[new(A, range(6), [5, 6], computed=4)], sampled=[1])
+    assert inputs.input_ids.tolist() == [4, 5]
+    assert inputs.slot_mapping.tolist() == [24, 25]
+    assert inputs.block_tables.tolist() == [[5, 6]]
+
+
+def test_mixed_batch_keeps_the_schedulers_order():
+    worker = Worker()
+    worker.step({A: 2}, new=[new(A, [1, 2], [1])], sampled=[3])
+    scheduled = {B: 3, A: 1, C: 2}
+    fresh = [new(B, [20, 21, 22, 23], [2]), new(C, [30, 31], [4])]
+    inputs = worker.step(scheduled, new=fresh, cached=[CachedRequestData(A, [], 2)], sampled=[7, 8])
+    assert inputs.keys == [B, A, C]
+    assert inputs.query_start_loc.tolist() == [0, 3, 4, 6]
+    assert inputs.input_ids.tolist() == [20, 21, 22, 3, 30, 31]
+    # B is a partial prefill.
+    assert inputs.sampled.tolist() == [1, 2]
+    assert inputs.logits_indices.tolist() == [3, 5]
+    assert worker.batch.known_token_ids(A)[-1] == 7
+    assert worker.batch.known_token_ids(C)[-1] == 8
+
+
+def test_resumption_replaces_the_block_table_and_computes_all_known_tokens_again():
+    worker = Worker()
+    worker.step({A: 4}, new=[new(A, range(4), [1, 2])], sampled=[40])
+    worker.step({A: 1}, cached=[CachedRequestData(A, [], 4)], sampled=[41])
+    inputs = worker.step({A: 6}, cached=[CachedRequestData(A, [8, 9], 0, is_resumed=True)], sampled=[42])
+    assert inputs.input_ids.tolist() == [0, 1, 2, 3, 40, 41]
+    assert inputs.slot_mapping.tolist() == [32, 33, 34, 35, 36, 37]
+    assert inputs.block_tables.tolist() == [[8, 9]]
+    assert inputs.sampled.tolist() == [0]
+
+
+def test_resumption_with_fewer_blocks_leaves_no_old_block_behind():
+    worker = Worker()
+    worker.step({A: 12, B: 12}, new=[new(A, range(12), [1, 2, 3]), new(B, range(12), [4, 5, 6])], sampled=[1, 1])
+    changed = [CachedRequestData(A, [7], 0, is_resumed=True), CachedRequestData(B, [8], 12)]
+    inputs = worker.step({A: 4, B: 1}, cached=changed, sampled=[2])
+    assert inputs.block_tables.tolist() == [[7, 0, 0, 0], [4, 5, 6, 8]]
+
+
+def test_tokens_of_a_resumed_generation_count_as_output():
+    worker = Worker()
+    sampling = SamplingParams(temperature=1.0, seed=-1, presence_penalty=1.0)
+    inputs = worker.step({A: 5}, new=[new(A, [1, 2], [1, 2], output=[3, 4, 5], sampling=sampling)], sampled=[6])
+    assert inputs.sampled.tolist() == [0]
+    batch = worker.batch.sampling_batch(worker.batch.prepare({A: 1}))
+    assert batch.token_indices.tolist() == [4]
+    assert batch.params["seed"].tolist() == [2**64 - 1]
+    assert batch.ruled_rows[0].prompt_token_ids.tolist() == [1, 2]
+    assert batch.ruled_rows[0].output_token_ids.tolist() == [3, 4, 5, 6]
+
+
+def test_a_finished_request_is_dropped_and_its_row_starts_clean():
+    worker = Worker(max_num_seqs=1)
+    banned = SamplingParams(temperature=1.0, bad_words=((1,),))
+    worker.step({A: 9}, new=[new(A, range(9), [1, 2, 3], sampling=banned)], sampled=[1])
+    worker.step({}, finished=[A])
+    assert len(worker.batch) == 0
+    inputs = worker.step({B: 2}, new=[new(B, [5, 6], [4])], sampled=[1])
+    assert inputs.block_tables.tolist() == [[4]]
+    assert worker.batch.known_token_ids(B) == [5, 6, 1]
+    assert worker.batch.sampling_batch(worker.batch.prepare({B: 1})).ruled_rows == []
+
+
+def test_finished_is_applied_before_new():
+    worker = Worker(max_num_seqs=1)
+    worker.step({A: 2}, new=[new(A, [1, 2], [1])], sampled=[1])
+    worker.step({B: 2}, new=[new(B, [1, 2], [2])], finished=[A], sampled=[1])
+    assert len(worker.batch) == 1
+
+
+def test_a_finished_key_that_was_never_sent_is_ignored():
+    Worker().step({}, finished=[A])
+
+
+def test_a_request_that_is_unknown_is_an_error():
+    with pytest.raises(KeyError):
+        Worker().step({A: 1})
+
+
+def test_min_tokens_rules_end_when_enough_was_generated():
+    worker = Worker()
+    worker.step({A: 2}, new=[new(A, [1, 2], [1], min_tokens=2, masked=(9,))], sampled=[3])
+    assert len(worker.batch.sampling_batch(worker.batch.prepare({A: 1})).ruled_rows) == 1
+    worker.step({A: 1}, sampled=[4])
+    assert worker.batch.sampling_batch(worker.batch.prepare({A: 1})).ruled_rows == []
+
+
+def test_more_and_longer_requests_than_the_first_tables_hold():
+    # Preempted requests keep their row, so a worker may know more than max_num_seqs.
+    worker = Worker(max_num_seqs=2)
+    keys = [("s", handle) for handle in range(9)]
+    prompts = {key: np.arange(300 * (key[1] + 1)) % 997 for key in keys}
+    tables = {key: list(range(1, len(prompt) // 4 + 2)) for key, prompt in prompts.items()}
+    for key in keys:
+        worker.step({key: len(prompts[key])}, new=[new(key, prompts[key], tables[key])], sampled=[5])
+    for key in keys:
+        assert worker.batch.known_token_ids(key) == [*prompts[key].tolist(), 5]
+    inputs = worker.step(dict.fromkeys(keys, 1), sampled=[6] * 9)
+    assert inputs.seq_lens.tolist() == [len(prompts[key]) + 1 for key in keys]
+    assert inputs.slot_mapping.tolist() == [4 * tables[key][-1] + len(prompts[key]) % 4 for key in keys]

@@ -1,0 +1,46 @@
+"""The detokenizer and the tokenizer with the files of the embedded model."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frontend.detokenizer import Detokenizer
+from frontend.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def tokenizer(embedded_model_dir) -> Tokenizer:
+    return Tokenizer.from_directory(embedded_model_dir)
+
+
+def test_facts_of_the_model_directory(tokenizer) -> None:
+    assert tokenizer.vocab_size == tokenizer.max_token_id + 1 == 49152
+    assert tokenizer.eos_token_ids == (tokenizer.token_to_id("<|im_end|>"),)
+    assert tokenizer.special_token_ids.issuperset(tokenizer.eos_token_ids)
+
+
+def pieces_of(tokenizer, prompt, output) -> str:
+    detokenizer = Detokenizer(tokenizer, prompt)
+    return "".join(map(detokenizer.step, output)) + detokenizer.flush()
+
+
+@given(text=st.text(max_size=80), cut=st.integers(0, 100))
+@settings(deadline=None)
+def test_output_of_a_text_cut_anywhere_is_its_end(tokenizer, text, cut) -> None:
+    ids = tokenizer.encode(text)
+    output = pieces_of(tokenizer, ids[:cut], ids[cut:])
+    assert tokenizer.decode(ids).endswith(output)
+    # What comes before it is the prompt, except for a character that the cut divides.
+    start, prompt = tokenizer.decode(ids).removesuffix(output), tokenizer.decode(ids[:cut])
+    assert prompt.startswith(start)
+    assert start.startswith(prompt.rstrip("\ufffd"))
+
+
+@given(ids=st.lists(st.integers(0, 49151), max_size=60))
+@settings(deadline=None)
+def test_any_stream_equals_a_full_decode(tokenizer, ids) -> None:
+    assert pieces_of(tokenizer, [], ids) == tokenizer.decode(ids)

@@ -1,0 +1,83 @@
+"""Settings of both services: flag = variable = one name; mistakes are named and end the process with 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from engine_core.config import EngineSettings
+from frontend.config import FrontendSettings
+from stepwire.settings import Settings, unknown_variables
+
+
+def load(*args: str) -> FrontendSettings:
+    return FrontendSettings.from_command_line(list(args))
+
+
+def test_flags_win_over_variables_and_variables_over_defaults(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STEPWIRE_PORT", "1234")
+    monkeypatch.setenv("STEPWIRE_DRAIN_TIMEOUT_S", "7.5")
+    settings = load("--port", "4321")
+    assert (settings.port, settings.drain_timeout_s, settings.metrics_port) == (4321, 7.5, 9100)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(ValidationError):
+        load().port = 1
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--port", "x"], "--port"),
+        (["--port", "-1"], "--port"),
+        (["--nonsense", "1"], "nonsense"),
+        (["--log-level", "LOUD"], "--log-level"),
+        (["--engine-endpoints", " , "], "at least one"),
+        (["--engine-endpoints", "a:1,a:1"], "listed twice"),
+        (["--engine-endpoints", "host"], "'host' is neither"),
+        (["--engine-endpoints", "host:99999"], "'host:99999' is neither"),
+        (["--tokenizer", "/no/such/place"], "/no/such/place is not a directory"),
+    ],
+)
+def test_mistakes_are_named(args: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        load(*args)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("STEPWIRE_PROT", "1")
+    with pytest.raises(SystemExit) as caught:
+        load()
+    assert caught.value.code == 2
+    assert "STEPWIRE_PROT" in capsys.readouterr().err
+
+
+def test_unknown_variables_are_those_without_a_setting():
+    environ = {"STEPWIRE_PORT": "1", "STEPWIRE_TYPO": "1", "OTHER": "1", "STEPWIRE_REQUIRE_ALL": "1"}
+    assert unknown_variables(FrontendSettings, environ) == ["STEPWIRE_TYPO"]
+
+
+@pytest.mark.parametrize("cls", [FrontendSettings, EngineSettings])
+def test_every_setting_is_described_and_in_help(cls: type[Settings], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        cls.from_command_line(["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    for name, field in cls.model_fields.items():
+        assert field.description, name
+        assert f"--{name.replace('_', '-')}" in shown
+
+
+def test_endpoints_are_split():
+    settings = load("--engine-endpoints", "a:1, unix:/run/x.sock,[::1]:5")
+    assert settings.endpoints == ["a:1", "unix:/run/x.sock", "[::1]:5"]
+
+
+def test_cache_directory_is_absolute_by_default():
+    assert load().cache_dir.is_absolute()
+    assert load("--cache-dir", "here").cache_dir == Path("here")
