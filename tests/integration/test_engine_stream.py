@@ -1,0 +1,279 @@
+"""The engine's Connect stream over a real socket: handshake, order, isolation, and what each frame promises."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from fakes.fake_executor import POISON_TOKEN, VOCAB_SIZE, next_token
+from running_engine import RunningEngine, engine_request, running_engine
+from stepwire import token_array
+from stepwire.engine.v1 import engine_core_pb2 as pb
+from stepwire.v1 import common_pb2
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RunningEngine]:
+    with running_engine("--num-blocks", "64", "--max-model-len", "-1", "--max-queued-requests", "200") as engine:
+        yield engine
+
+
+def expected_tokens(prompt: list[int], num: int) -> list[int]:
+    known = list(prompt)
+    for _ in range(num):
+        known.append(next_token(known))
+    return known[len(prompt) :]
+
+
+def assert_idle(engine: RunningEngine) -> None:
+    """No request, no used block, no broken invariant."""
+    state = engine.connect("observer").dump_state().dump_state
+    assert not state.requests
+    assert state.kv_blocks_used == 0
+    assert not state.invariant_violations
+    assert state.kv_blocks_free + state.kv_blocks_cached + 1 == state.kv_blocks_total
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    return info.reason
+
+
+def test_ready_states_the_facts(engine: RunningEngine) -> None:
+    ready = engine.connect().next().ready
+    assert (ready.protocol, ready.model, ready.vocab_size, ready.resumed) == (1, "fake", VOCAB_SIZE, False)
+    assert (ready.num_blocks, ready.block_size, ready.kv_cache_tokens) == (64, 16, 63 * 16)
+    assert ready.max_model_len == 63 * 16
+    assert ready.state == common_pb2.ENGINE_STATE_RUNNING
+    info = engine.stub.GetEngineInfo(pb.GetEngineInfoRequest()).ready
+    assert info == ready
+
+
+def test_tokens_are_those_of_the_model_and_each_request_finishes_once(engine: RunningEngine) -> None:
+    stream = engine.connect()
+    prompts = {handle: [10 + handle] * (7 * handle) for handle in range(1, 9)}
+    stream.add(*(engine_request(handle, prompt, max_tokens=handle) for handle, prompt in prompts.items()))
+    stream.until_finished(*prompts)
+    for handle, prompt in prompts.items():
+        assert stream.tokens[handle] == expected_tokens(prompt, handle)
+        assert stream.finishes[handle].reason == pb.ENGINE_FINISH_REASON_LENGTH
+    assert_idle(engine)
+
+
+def test_the_first_news_of_a_request_is_that_it_is_queued(engine: RunningEngine) -> None:
+    stream = engine.connect()
+    stream.add(engine_request(1, [10] * 20))
+    output = stream.until(lambda frame: frame.outputs.outputs).outputs.outputs[0]
+    assert output.events[0].type == pb.EVENT_TYPE_QUEUED
+    stream.until_finished(1)
+
+
+def test_a_stop_token_ends_with_its_id_and_eos_without(engine: RunningEngine) -> None:
+    stream = engine.connect()
+    third = expected_tokens([10] * 5, 3)[2]
+    stream.add(
+        engine_request(1, [10] * 5, 50, stop_token_ids=[third]), engine_request(2, [10] * 5, 50, eos_token_ids=[third])
+    )
+    stream.until_finished(1, 2)
+    assert stream.finishes[1].reason == stream.finishes[2].reason == pb.ENGINE_FINISH_REASON_STOP
+    assert stream.finishes[1].stop_token_id == third
+    assert not stream.finishes[2].HasField("stop_token_id")
+    assert stream.tokens[1] == stream.tokens[2] == expected_tokens([10] * 5, 3)
+
+
+def test_resumed_tokens_count_as_output_and_are_not_sent_back(engine: RunningEngine) -> None:
+    stream = engine.connect()
+    tokens = expected_tokens([10] * 5, 8)
+    stream.add(engine_request(1, [10] * 5, 8, resume_output_token_ids=token_array.pack(tokens[:5])))
+    stream.until_finished(1)
+    assert stream.tokens[1] == tokens[5:]
+
+
+def test_two_frontends_use_the_same_handles(engine: RunningEngine) -> None:
+    first, second = engine.connect("first"), engine.connect("second")
+    first.add(engine_request(1, [10] * 5))
+    second.add(engine_request(1, [11] * 9))
+    first.until_finished(1)
+    second.until_finished(1)
+    assert first.tokens[1] == expected_tokens([10] * 5, 5)
+    assert second.tokens[1] == expected_tokens([11] * 9, 5)
+
+
+def test_random_adds_and_aborts_end_each_handle_once(engine: RunningEngine) -> None:
+    stream, rng = engine.connect(), random.Random(1)
+    for handle in range(1, 101):
+        stream.add(engine_request(handle, [10 + handle] * rng.randint(1, 80), rng.randint(1, 60)))
+        if rng.random() < 0.3:
+            stream.abort(rng.randint(1, handle))
+    stream.abort(12345)
+    stream.until_finished(*range(1, 101))
+    reasons = {finish.reason for finish in stream.finishes.values()}
+    assert reasons <= {pb.ENGINE_FINISH_REASON_LENGTH, pb.ENGINE_FINISH_REASON_ABORTED}
+    assert_idle(engine)
+
+
+def test_a_handle_sent_again_is_ignored(engine: RunningEngine) -> None:
+    stream = engine.connect()
+    stream.add(engine_request(1, [10] * 5, 30), engine_request(1, [10] * 5, 30))
+    stream.until_finished(1)
+    stream.dump_state()
+    assert stream.tokens[1] == expected_tokens([10] * 5, 30)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "finish_reason", "error_reason", "words"),
+    [
+        ({"prompt_token_ids": b"abc"}, pb.ENGINE_FINISH_REASON_ERROR, "REQUEST_FAILED", "multiple of 4"),
+        ({"prompt_token_ids": b""}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "prompt_token_ids"),
+        ({"prompt_token_ids": token_array.pack([512])}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "512"),
+        ({"stop_token_ids": [9999]}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "9999"),
+        ({"max_tokens": 0}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "max_tokens"),
+        ({"max_tokens": 1005}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "1008"),
+        ({"sampling": pb.EngineSamplingParams()}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "top_p"),
+        ({"queue_deadline_in_us": 1, "age_us": 5}, pb.ENGINE_FINISH_REASON_ERROR, "QUEUE_TIMEOUT", "queue timeout"),
+        ({"deadline_in_us": 1}, pb.ENGINE_FINISH_REASON_ERROR, "DEADLINE", "deadline"),
+    ],
+)
+def test_a_bad_request_fails_alone(
+    engine: RunningEngine, request_fields: dict[str, object], finish_reason: int, error_reason: str, words: str
+) -> None:
+    stream = engine.connect()
+    stream.add(engine_request(1, [10] * 5, 40), engine_request(2, [10] * 5, **request_fields), engine_request(3, [11]))
+    stream.until_finished(1, 2, 3)
+    finish = stream.finishes[2]
+    assert (finish.reason, finish.error.reason) == (finish_reason, error_reason)
+    assert words in finish.error.message
+    assert stream.tokens[1] == expected_tokens([10] * 5, 40)
+    assert_idle(engine)
+
+
+def test_a_full_queue_refuses_with_advice(engine: RunningEngine) -> None:
+    stream = engine.connect()
+    stream.add(*(engine_request(handle, [10] * 5) for handle in range(1, 301)))
+    stream.until_finished(*range(1, 301))
+    rejected = [finish for finish in stream.finishes.values() if finish.reason == pb.ENGINE_FINISH_REASON_REJECTED]
+    assert len(rejected) == 100
+    assert {finish.error.reason for finish in rejected} == {"QUEUE_FULL"}
+    assert all(finish.error.retryable and finish.error.retry_after_ms for finish in rejected)
+
+
+def test_both_kinds_of_ping_are_answered(engine: RunningEngine) -> None:
+    stream = engine.connect()
+    for through_step_loop in (False, True):
+        stream.send(ping=pb.Ping(nonce=7, through_step_loop=through_step_loop, client_monotonic_ns=99))
+        pong = stream.until(lambda frame: frame.HasField("pong")).pong
+        assert (pong.nonce, pong.through_step_loop, pong.client_monotonic_ns) == (7, through_step_loop, 99)
+        assert pong.state == common_pb2.ENGINE_STATE_RUNNING
+
+
+def test_a_stream_that_breaks_leaves_nothing_behind(engine: RunningEngine) -> None:
+    stream = engine.connect("broken")
+    stream.add(*(engine_request(handle, [10 + handle] * 50, 900) for handle in range(1, 20)))
+    stream.until(lambda frame: frame.outputs.outputs)
+    stream.call.cancel()
+    observer = engine.connect("observer")
+    while observer.dump_state().dump_state.requests:
+        pass
+    assert_idle(engine)
+
+
+def test_goodbye_delivers_what_runs_and_ends_with_ok(engine: RunningEngine) -> None:
+    stream = engine.connect("leaving")
+    stream.add(engine_request(1, [10] * 5, 100))
+    stream.send(goodbye=pb.Goodbye(reason="test"))
+    stream.half_close()
+    assert stream.rest() is grpc.StatusCode.OK
+    assert stream.tokens[1] == expected_tokens([10] * 5, 100)
+
+
+def test_goodbye_can_abort_what_runs(engine: RunningEngine) -> None:
+    stream = engine.connect("leaving")
+    stream.add(*(engine_request(handle, [10] * 5, 900) for handle in range(1, 9)))
+    stream.send(goodbye=pb.Goodbye(reason="test", abort_running=True))
+    assert stream.rest() is grpc.StatusCode.OK
+    assert set(stream.finishes) == set(range(1, 9))
+    assert_idle(engine)
+
+
+def test_a_second_stream_of_a_session_replaces_the_first(engine: RunningEngine) -> None:
+    first = engine.connect("same")
+    first.next()
+    second = engine.connect("same")
+    second.add(engine_request(1, [10] * 5))
+    second.until_finished(1)
+    with pytest.raises(grpc.RpcError) as caught:
+        first.until(lambda _: False)
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+    assert reason_of(caught.value) == "SESSION_REPLACED"
+
+
+@pytest.mark.parametrize(
+    ("hello", "code", "reason"),
+    [
+        ({"protocol_min": 2, "protocol_max": 3}, grpc.StatusCode.FAILED_PRECONDITION, "PROTOCOL_VERSION"),
+        ({"expect_model": "other"}, grpc.StatusCode.FAILED_PRECONDITION, "MODEL_MISMATCH"),
+        ({"expect_tokenizer_sha256": "00"}, grpc.StatusCode.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
+        ({"session_id": ""}, grpc.StatusCode.INVALID_ARGUMENT, "PROTOCOL_VIOLATION"),
+    ],
+)
+def test_a_hello_that_does_not_fit_is_refused(
+    engine: RunningEngine, hello: dict[str, object], code: grpc.StatusCode, reason: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        engine.connect(**hello).next()  # type: ignore[arg-type]
+    assert caught.value.code() is code
+    assert reason_of(caught.value) == reason
+
+
+def test_a_frame_that_is_none_ends_that_session_only(engine: RunningEngine) -> None:
+    other, broken = engine.connect("other"), engine.connect("broken")
+    other.add(engine_request(1, [10] * 5, 200))
+    broken.next()
+    broken.send()
+    assert broken.rest() is grpc.StatusCode.INVALID_ARGUMENT
+    other.until_finished(1)
+    assert other.tokens[1] == expected_tokens([10] * 5, 200)
+
+
+def test_bytes_that_are_no_frame_end_that_session_only(engine: RunningEngine) -> None:
+    other = engine.connect("other")
+    other.add(engine_request(1, [10] * 5, 200))
+    raw = engine.channel.stream_stream("/stepwire.engine.v1.EngineCoreService/Connect")
+    with pytest.raises(grpc.RpcError):
+        list(raw(iter([b"\xff\xff\xff\xff"]), timeout=10))
+    other.until_finished(1)
+    assert other.tokens[1] == expected_tokens([10] * 5, 200)
+
+
+def test_health_names_the_service(engine: RunningEngine) -> None:
+    health = health_pb2_grpc.HealthStub(engine.channel)
+    serving = health_pb2.HealthCheckResponse.SERVING
+    for service in ("", "stepwire.engine.v1.EngineCoreService"):
+        assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == serving
+    with pytest.raises(grpc.RpcError) as caught:
+        health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_an_executor_failure_is_the_last_frame_on_every_stream() -> None:
+    with running_engine() as engine:
+        streams = [engine.connect(f"session-{index}") for index in range(3)]
+        for stream in streams:
+            stream.next()
+        streams[0].add(engine_request(7, [POISON_TOKEN]))
+        for stream in streams:
+            assert stream.rest() is grpc.StatusCode.OK
+            dead = stream.frames[-1].engine_dead
+            assert dead.cause == pb.ENGINE_DEATH_CAUSE_STEP_FAILED
+            assert (dead.cause_type, dead.message) == ("RuntimeError", "poisoned prompt")
+            assert dead.report_id
+        assert list(streams[0].frames[-1].engine_dead.lost_handles) == [7]
+        assert engine.wait() == 1

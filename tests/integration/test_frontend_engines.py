@@ -1,0 +1,269 @@
+"""Engines that die, hang, drain, differ and come back, as the callers of a frontend see it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+
+from fakes.fake_engine import FakeEngine
+from fakes.small_tokenizer import metaspace_backend, write_model_dir
+from running_frontend import NOT_SERVING, SERVING, RunningFrontend, failure_of, request, running_frontend
+from stepwire.engine.v1 import engine_core_pb2
+from stepwire.v1 import common_pb2, model_service_pb2
+
+Code = grpc.StatusCode
+
+
+async def open_streams(frontend: RunningFrontend, num: int) -> list:
+    streams = [frontend.stream(request(f"stream {number}", max_tokens=1000)) for number in range(num)]
+    for stream in streams:
+        await stream.next()
+    return streams
+
+
+async def test_reported_death_ends_every_stream_with_its_cause(frontend: RunningFrontend, engine: FakeEngine):
+    engine.may_step.clear()
+    streams = await open_streams(frontend, 5)
+    before = time.monotonic()
+    await engine.die("out of luck", "ValueError")
+    failures = await asyncio.gather(*(stream.failure() for stream in streams))
+
+    assert time.monotonic() - before < 2
+    for failure in failures:
+        assert (failure.code, failure.reason) == (Code.UNAVAILABLE, "ENGINE_DEAD")
+        assert "out of luck" in failure.message
+        told = failure.info.metadata
+        assert (told["kind"], told["cause"], told["cause_type"]) == ("reported", "STEP_FAILED", "ValueError")
+        assert (told["engine_id"], told["boot_id"], told["tokens_emitted"]) == ("fake-0", engine.ready.boot_id, "0")
+        assert told["retryable"] == "true"
+        assert failure.retry_info.retry_delay.ToMilliseconds() > 0
+    await frontend.wait_for_health(NOT_SERVING)
+    assert frontend.maps == (0, 0)
+    assert frontend.process.frontend.pool.num_routes == 0
+    assert frontend.metric("engine_deaths_total", engine_id="fake-0", kind="reported", cause="STEP_FAILED") == 1
+    refused = await failure_of(frontend.generation.Generate(request()))
+    assert (refused.code, refused.reason) == (Code.UNAVAILABLE, "ENGINE_DEAD")
+    assert "out of luck" in refused.message
+
+
+async def test_silent_death_after_tokens_is_not_retryable(frontend: RunningFrontend, engine: FakeEngine):
+    stream = frontend.stream(request("a b c", max_tokens=1_000_000))
+    while not (await stream.next()).HasField("delta"):
+        pass
+    engine.may_step.clear()
+    await engine.kill()
+    failure = await stream.failure()
+
+    assert (failure.code, failure.reason) == (Code.UNAVAILABLE, "ENGINE_DEAD")
+    assert failure.info.metadata["kind"] == "transport"
+    assert int(failure.info.metadata["tokens_emitted"]) > 0
+    assert failure.info.metadata["retryable"] == "false"
+    assert failure.retry_info.retry_delay.ToMilliseconds() == 0
+
+
+async def test_frontend_comes_back_by_itself_when_the_engine_does(frontend: RunningFrontend, engine: FakeEngine):
+    for _ in range(2):
+        await engine.kill()
+        await frontend.wait_for_health(NOT_SERVING)
+        await engine.start(engine.port)
+        await frontend.wait_for_health(SERVING)
+        assert (await frontend.generation.Generate(request())).completions[0].text
+    handles = [add.handle for add in engine.adds]
+    assert len(set(handles)) == len(handles)
+    assert len({hello.session_id for hello in engine.hellos}) == 1
+
+
+async def test_engine_may_come_back_with_another_model(frontend: RunningFrontend, engine: FakeEngine, tmp_path):
+    await frontend.generation.Generate(request("hello"))
+    old = frontend.process.frontend.model
+    await engine.kill()
+    await frontend.wait_for_health(NOT_SERVING)
+    directory = tmp_path / "other"
+    directory.mkdir()
+    other = FakeEngine(write_model_dir(directory, metaspace_backend()), model="another", engine_id="fake-1")
+    async with other.running(engine.port):
+        await frontend.wait_for_health(SERVING)
+        answer = await frontend.generation.Generate(request("hello"))
+        assert (answer.model, answer.completions[0].text) == ("another", " hello" * 4)
+        refused = await failure_of(frontend.generation.Generate(request(model="fake-model")))
+        assert refused.reason == "MODEL_NOT_FOUND"
+        assert old.is_retired
+
+
+async def test_engine_that_answers_no_ping_is_dropped(engine: FakeEngine, tmp_path):
+    engine.ready.ping_interval_ms, engine.ready.ping_timeout_ms = 100, 1500
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path) as running:
+        await running.wait_for_health(SERVING)
+        engine.may_step.clear()
+        stream = running.stream(request())
+        await stream.next()
+        engine.answers_pings = False
+        failure = await stream.failure()
+        assert (failure.reason, failure.info.metadata["kind"]) == ("ENGINE_DEAD", "heartbeat")
+
+
+async def test_end_of_stream_without_a_word_is_a_death(frontend: RunningFrontend, engine: FakeEngine):
+    engine.may_step.clear()
+    (stream,) = await open_streams(frontend, 1)
+    engine.sessions[0].end_without_a_word()
+    failure = await stream.failure()
+    assert (failure.reason, failure.info.metadata["kind"]) == ("ENGINE_DEAD", "transport")
+    await frontend.wait_for_health(SERVING)
+
+
+async def test_spoiled_batch_costs_the_session_and_not_the_frontend(frontend: RunningFrontend, engine: FakeEngine):
+    engine.may_step.clear()
+    (stream,) = await open_streams(frontend, 1)
+    spoiled = engine_core_pb2.EngineCoreOutputs(batch_seq=2, handles=[1, 2], token_ids=[3])
+    engine.sessions[0].send(engine_core_pb2.ConnectResponse(outputs=spoiled))
+    assert (await stream.failure()).reason == "ENGINE_DEAD"
+    engine.may_step.set()
+    await frontend.wait_for_health(SERVING)
+    await frontend.generation.Generate(request())
+
+
+async def test_frames_of_unknown_kind_and_unknown_handles_are_skipped(frontend: RunningFrontend, engine: FakeEngine):
+    await frontend.generation.Generate(request())
+    session = engine.sessions[0]
+    session.send(engine_core_pb2.ConnectResponse())
+    session.send(engine_core_pb2.ConnectResponse(utility_result=engine_core_pb2.UtilityResult(call_id=7)))
+    # A handle nobody has: one that was aborted a moment ago, for instance.
+    session.send_outputs(handles=[10_000], token_ids=[5])
+    assert (await frontend.generation.Generate(request())).completions[0].text
+
+
+async def test_missing_batches_are_counted(frontend: RunningFrontend, engine: FakeEngine):
+    assert frontend.metric("batch_gap_total", engine_id="fake-0") == 0
+    engine.sessions[0].skip_batches(3)
+    await frontend.generation.Generate(request())
+    assert frontend.metric("batch_gap_total", engine_id="fake-0") == 3
+
+
+async def test_drain_lets_requests_finish_and_refuses_new_ones(frontend: RunningFrontend, engine: FakeEngine):
+    engine.may_step.clear()
+    stream = frontend.stream(request(max_tokens=3))
+    await stream.next()
+    engine.begin_drain()
+    await frontend.wait_for_health(NOT_SERVING)
+    refused = await failure_of(frontend.generation.Generate(request()))
+    engine.may_step.set()
+
+    assert (refused.code, refused.reason) == (Code.UNAVAILABLE, "DRAINING")
+    assert refused.retry_info.retry_delay.ToMilliseconds() > 0
+    assert (await stream.rest())[-1].finished.reason == common_pb2.FINISH_REASON_LENGTH
+    await engine.wait_until(lambda: not engine.sessions)
+    assert frontend.metric("engine_deaths_total", engine_id="fake-0", kind="transport", cause="") == 0
+
+
+async def test_goodbye_is_said_at_the_end(engine: FakeEngine, tmp_path):
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path) as running:
+        await running.wait_for_health(SERVING)
+    assert [goodbye.abort_running for goodbye in engine.goodbyes] == [True]
+
+
+async def test_stalled_engine_gets_no_new_requests_and_keeps_its_own(frontend: RunningFrontend, engine: FakeEngine):
+    engine.may_step.clear()
+    (stream,) = await open_streams(frontend, 1)
+    engine.ready.state = common_pb2.ENGINE_STATE_STALLED
+    engine.sessions[0].send_outputs()
+    await frontend.wait_for_health(NOT_SERVING)
+    refused = await failure_of(frontend.generation.Generate(request()))
+    assert refused.code is Code.UNAVAILABLE
+    assert "STALLED" in refused.message
+    engine.ready.state = common_pb2.ENGINE_STATE_RUNNING
+    engine.sessions[0].send_outputs()
+    await frontend.wait_for_health(SERVING)
+    stream.call.cancel()
+
+
+@pytest.fixture
+async def second_engine(tokenizer_dir: Path):
+    async with FakeEngine(tokenizer_dir, engine_id="fake-1", vocab_size=400, max_model_len=100).running() as fake:
+        yield fake
+
+
+async def both_attached(running: RunningFrontend) -> None:
+    connections = running.process.frontend.pool.connections
+    await running.wait_until(lambda: all(connection.is_available for connection in connections))
+
+
+async def test_requests_are_spread_and_the_smallest_context_counts(
+    engine: FakeEngine, second_engine: FakeEngine, tmp_path
+):
+    async with running_frontend(engine.endpoint, second_engine.endpoint, cache_dir=tmp_path) as running:
+        await both_attached(running)
+        info = await running.models.GetModel(model_service_pb2.GetModelRequest())
+        engine.may_step.clear()
+        second_engine.may_step.clear()
+        streams = await open_streams(running, 8)
+        assert (len(engine.adds), len(second_engine.adds)) == (4, 4)
+        for stream in streams:
+            stream.call.cancel()
+    assert info.model.max_model_len == 100
+
+
+@pytest.mark.parametrize("reason", ["QUEUE_FULL", "DRAINING"])
+async def test_refused_request_goes_to_another_engine_unnoticed(
+    engine: FakeEngine, second_engine: FakeEngine, tmp_path, reason: str
+):
+    refusal = common_pb2.EngineError(reason=reason, message="no", grpc_code=8, retryable=True)
+    engine.reject = lambda add: refusal
+    async with running_frontend(engine.endpoint, second_engine.endpoint, cache_dir=tmp_path) as running:
+        await both_attached(running)
+        for _ in range(4):
+            stream = running.stream(request())
+            assert (await stream.next()).accepted.engine_id == "fake-1"
+            assert (await stream.rest())[-1].HasField("finished")
+        # Nowhere else to go: the caller hears of it after one more try.
+        second_engine.reject = lambda add: refusal
+        failure = await failure_of(running.generation.Generate(request()))
+        assert failure.reason == reason
+    assert len(engine.adds) + len(second_engine.adds) <= 4 + 4 + 2
+
+
+async def test_death_of_one_engine_costs_only_its_own_requests(engine: FakeEngine, second_engine: FakeEngine, tmp_path):
+    async with running_frontend(engine.endpoint, second_engine.endpoint, cache_dir=tmp_path) as running:
+        await both_attached(running)
+        engine.may_step.clear()
+        second_engine.may_step.clear()
+        streams = [running.stream(request()) for _ in range(4)]
+        engine_ids = [(await stream.next()).accepted.engine_id for stream in streams]
+        await engine.kill()
+        second_engine.may_step.set()
+        for stream, engine_id in zip(streams, engine_ids, strict=True):
+            if engine_id == "fake-0":
+                assert (await stream.failure()).info.metadata["engine_id"] == "fake-0"
+            else:
+                assert (await stream.rest())[-1].HasField("finished")
+        assert set(engine_ids) == {"fake-0", "fake-1"}
+        await running.generation.Generate(request())
+        assert running.metric("engine_up", engine_id="fake-0") == 0
+        assert running.metric("engine_up", engine_id="fake-1") == 1
+
+
+async def test_engine_with_another_tokenizer_is_refused(engine: FakeEngine, tmp_path):
+    directory = tmp_path / "other"
+    directory.mkdir()
+    other = FakeEngine(write_model_dir(directory, metaspace_backend()), engine_id="fake-1")
+    async with (
+        other.running(),
+        running_frontend(engine.endpoint, other.endpoint, cache_dir=tmp_path / "cache") as running,
+    ):
+        first, second = running.process.frontend.pool.connections
+        await running.wait_until(lambda: bool(first.last_error or second.last_error))
+        assert [first.is_available, second.is_available].count(True) == 1
+        assert "must agree" in str(first.last_error or second.last_error)
+
+
+async def test_engine_that_refuses_the_frontend_is_told_apart(engine: FakeEngine, tmp_path):
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path, expect_model="another") as running:
+        (connection,) = running.process.frontend.pool.connections
+        await running.wait_until(lambda: connection.last_error is not None)
+        assert "the model is fake-model, not another" in str(connection.last_error)
+        failure = await failure_of(running.generation.Generate(request()))
+        assert failure.reason == "ENGINE_STARTING"
+        assert "not another" in failure.message

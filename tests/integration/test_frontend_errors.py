@@ -1,0 +1,231 @@
+"""Every row of the error table that exists, through a real socket: code, reason, details; other streams go on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from fakes.fake_engine import FakeEngine
+from running_frontend import RunningFrontend, failure_of, request, running_frontend
+from stepwire.v1 import common_pb2, generation_service_pb2, model_service_pb2, tokenization_service_pb2
+
+Code = grpc.StatusCode
+
+
+def changed(**fields: object) -> generation_service_pb2.GenerateRequest:
+    message = request()
+    message.MergeFrom(generation_service_pb2.GenerateRequest(**fields))
+    return message
+
+
+BAD_REQUESTS = {
+    "top_p": (changed(sampling=common_pb2.SamplingParams(top_p=7)), "FIELD_INVALID", ["sampling.top_p"]),
+    "empty prompt": (changed(text=""), "FIELD_INVALID", ["prompt"]),
+    "token id": (changed(token_ids=common_pb2.TokenIds(ids=[1, 400])), "FIELD_INVALID", ["token_ids.ids[1]"]),
+    "several": (
+        changed(sampling=common_pb2.SamplingParams(top_k=-2, min_p=2)),
+        "FIELD_INVALID",
+        ["sampling.top_k", "sampling.min_p"],
+    ),
+    "long prompt": (
+        changed(token_ids=common_pb2.TokenIds(ids=[5] * 100_000)),
+        "CONTEXT_LENGTH_EXCEEDED",
+        ["token_ids"],
+    ),
+    "request id": (changed(request_id="é"), "FIELD_INVALID", ["request_id"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REQUESTS)
+async def test_bad_input_is_invalid_argument_with_its_fields(frontend: RunningFrontend, engine: FakeEngine, name: str):
+    message, reason, fields = BAD_REQUESTS[name]
+    if name == "empty prompt":
+        message.ClearField("text")
+    failure = await failure_of(frontend.generation.Generate(message))
+
+    assert (failure.code, failure.reason, failure.info.domain) == (Code.INVALID_ARGUMENT, reason, "stepwire")
+    assert failure.fields == fields
+    assert failure.info.metadata["retryable"] == "false"
+    assert engine.adds == []
+
+
+async def test_unknown_model_is_not_found(frontend: RunningFrontend):
+    for call in (
+        frontend.generation.Generate(request(model="other")),
+        frontend.models.GetModel(model_service_pb2.GetModelRequest(model="other")),
+        frontend.tokenization.Tokenize(tokenization_service_pb2.TokenizeRequest(model="other", texts=["x"])),
+        frontend.tokenization.Detokenize(tokenization_service_pb2.DetokenizeRequest(model="other")),
+    ):
+        failure = await failure_of(call)
+        assert (failure.code, failure.reason) == (Code.NOT_FOUND, "MODEL_NOT_FOUND")
+        assert "other" in failure.message
+
+
+async def test_unsupported_option_is_unimplemented_and_named(frontend: RunningFrontend):
+    failure = await failure_of(frontend.generation.Generate(request(output=common_pb2.OutputOptions(logprobs=1))))
+    assert (failure.code, failure.reason) == (Code.UNIMPLEMENTED, "UNSUPPORTED_FEATURE")
+    assert "output.logprobs" in failure.message
+
+
+async def test_request_id_in_flight_already_exists(frontend: RunningFrontend, engine: FakeEngine):
+    engine.may_step.clear()
+    first = frontend.stream(request(request_id="same"))
+    await first.next()
+    failure = await failure_of(frontend.generation.Generate(request(request_id="same")))
+
+    assert (failure.code, failure.reason) == (Code.ALREADY_EXISTS, "DUPLICATE_REQUEST")
+    assert failure.info.metadata["tokens_emitted"] == "0"
+    # Another caller has a namespace of its own, and the id is free again once its request has ended.
+    engine.may_step.set()
+    await frontend.generation.Generate(request(request_id="same"), metadata=(("authorization", "Bearer other"),))
+    assert (await first.rest())[-1].HasField("finished")
+    await frontend.generation.Generate(request(request_id="same"))
+
+
+async def test_too_many_requests_are_refused_at_the_door(engine: FakeEngine, tmp_path):
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path, max_concurrent_requests=2) as running:
+        await running.wait_for_health(1)
+        engine.may_step.clear()
+        first = running.stream(request(sampling=common_pb2.SamplingParams(n=2, temperature=1)))
+        await first.next()
+        failure = await failure_of(running.generation.Generate(request()))
+        assert (failure.code, failure.reason) == (Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        assert failure.retry_info.retry_delay.ToMilliseconds() > 0
+        assert failure.info.metadata["retryable"] == "true"
+        assert running.metric("requests_rejected_total", reason="QUEUE_FULL", client_class="default") == 1
+        engine.may_step.set()
+        assert (await first.rest())[-1].HasField("finished")
+        await running.generation.Generate(request())
+
+
+ENGINE_REFUSALS = {
+    "QUEUE_FULL": (8, Code.RESOURCE_EXHAUSTED),
+    "KV_CAPACITY": (9, Code.FAILED_PRECONDITION),
+    "DRAINING": (14, Code.UNAVAILABLE),
+}
+
+
+@pytest.mark.parametrize("reason", ENGINE_REFUSALS)
+async def test_refusal_of_the_engine_reaches_the_caller_before_any_header(
+    frontend: RunningFrontend, engine: FakeEngine, reason: str
+):
+    number, code = ENGINE_REFUSALS[reason]
+    engine.reject = lambda add: common_pb2.EngineError(reason=reason, message="no", grpc_code=number)
+    call = frontend.stream(request(request_id="r1"))
+    failure = await call.failure()
+
+    assert (failure.code, failure.reason, failure.message) == (code, reason, "no")
+    assert failure.info.metadata["request_id"] == "r1"
+    assert failure.info.metadata["tokens_emitted"] == "0"
+    assert "x-engine-id" not in dict(await call.call.initial_metadata())
+    assert failure.retry_info.retry_delay.ToMilliseconds() == (0 if reason == "KV_CAPACITY" else 1000)
+    model = {"model_name": "fake-model", "engine_id": "fake-0"}
+    assert frontend.metric("requests_finished_total", finished_reason="rejected", **model) == 1
+
+
+async def test_request_that_fails_alone_is_internal_and_others_go_on(frontend: RunningFrontend, engine: FakeEngine):
+    error = common_pb2.EngineError(reason="REQUEST_FAILED", message="odd", grpc_code=13, retryable=True)
+    engine.fail = lambda add, index: error if add.request_id == "bad" and index == 2 else None
+    engine.may_step.clear()
+    other = frontend.stream(request(max_tokens=50))
+    await other.next()
+    bad = frontend.stream(request(max_tokens=50, request_id="bad"))
+    await bad.next()
+    engine.may_step.set()
+
+    failure = await bad.failure()
+    assert (failure.code, failure.reason) == (Code.INTERNAL, "REQUEST_FAILED")
+    assert failure.info.metadata["tokens_emitted"] == "2"
+    # Part of it was delivered: it is resumed, not retried.
+    assert failure.info.metadata["retryable"] == "false"
+    assert (await other.rest())[-1].HasField("finished")
+
+
+async def test_siblings_of_a_failed_choice_are_aborted(frontend: RunningFrontend, engine: FakeEngine):
+    error = common_pb2.EngineError(reason="REQUEST_FAILED", message="odd", grpc_code=13)
+    engine.fail = lambda add, index: error if add.sampling.seed == 8 else None
+    failure = await failure_of(
+        frontend.generation.Generate(
+            request(max_tokens=1_000, sampling=common_pb2.SamplingParams(n=3, temperature=1, seed=7))
+        )
+    )
+    assert failure.reason == "REQUEST_FAILED"
+    await engine.wait_until(lambda: engine.num_live == 0)
+    assert frontend.maps == (0, 0)
+
+
+async def test_output_processing_failure_is_internal_for_that_request_only(frontend: RunningFrontend, monkeypatch):
+    processor = frontend.process.frontend.model.output_processor
+    original = processor._process
+
+    def poisoned(state, choice, output, stopped):
+        if state.request_id == "bad":
+            raise RuntimeError("poison")
+        original(state, choice, output, stopped)
+
+    monkeypatch.setattr(processor, "_process", poisoned)
+    failure, answer = await asyncio.gather(
+        failure_of(frontend.generation.Generate(request(request_id="bad"))),
+        frontend.generation.Generate(request(request_id="good")),
+    )
+    assert (failure.code, failure.reason) == (Code.INTERNAL, "OUTPUT_PROCESSING")
+    assert answer.completions[0].text
+
+
+async def test_unexpected_exception_is_internal_without_its_text(frontend: RunningFrontend, monkeypatch):
+    model = frontend.process.frontend.model
+
+    async def broken(*args, **kwargs):
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(model.input_processor, "process", broken)
+    failure = await failure_of(frontend.generation.Generate(request(request_id="r1")))
+    monkeypatch.undo()
+
+    assert (failure.code, failure.reason) == (Code.INTERNAL, "INTERNAL")
+    assert "secret" not in failure.message
+    assert failure.info.metadata["request_id"] == "r1"
+    await frontend.generation.Generate(request())
+
+
+async def test_no_engine_yet_is_unavailable_starting(tokenizer_dir, tmp_path):
+    engine = FakeEngine(tokenizer_dir)
+    engine.is_loaded.clear()
+    async with engine.running(), running_frontend(engine.endpoint, cache_dir=tmp_path / "cache") as running:
+        for call in (
+            running.generation.Generate(request()),
+            running.models.ListModels(model_service_pb2.ListModelsRequest()),
+            running.tokenization.Tokenize(tokenization_service_pb2.TokenizeRequest(texts=["x"])),
+        ):
+            failure = await failure_of(call)
+            assert (failure.code, failure.reason) == (Code.UNAVAILABLE, "ENGINE_STARTING")
+            assert failure.retry_info.retry_delay.ToMilliseconds() > 0
+            assert failure.info.metadata["retryable"] == "true"
+        engine.is_loaded.set()
+        await running.wait_for_health(1)
+        await running.generation.Generate(request())
+
+
+async def test_unknown_method_is_unimplemented(frontend: RunningFrontend):
+    call = frontend.channel.unary_unary("/stepwire.v1.GenerationService/Nothing")
+    failure = await failure_of(call(b""))
+    assert failure.code is Code.UNIMPLEMENTED
+
+
+async def test_garbage_on_the_port_harms_nobody(frontend: RunningFrontend, engine: FakeEngine):
+    engine.may_step.clear()
+    call = frontend.stream(request())
+    await call.next()
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nnonsense" * 9):
+        _, writer = await asyncio.open_connection("127.0.0.1", frontend.process.port)
+        writer.write(garbage)
+        await writer.drain()
+        writer.close()
+    bad_bytes = frontend.channel.unary_unary("/stepwire.v1.GenerationService/Generate")
+    failure = await failure_of(bad_bytes(b"\xff\xff\xff"))
+    assert (failure.code, failure.reason) == (Code.INVALID_ARGUMENT, "FIELD_INVALID")
+
+    engine.may_step.set()
+    assert (await call.rest())[-1].HasField("finished")

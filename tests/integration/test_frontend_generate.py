@@ -1,0 +1,166 @@
+"""Generate and GenerateStream through a real frontend and a fake engine: what a caller sees when all is well."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fakes.fake_engine import FakeEngine
+from running_frontend import SERVING, RunningFrontend, request, running_frontend
+from stepwire import token_array
+from stepwire.v1 import common_pb2, generation_service_pb2
+
+
+async def read(call) -> list[generation_service_pb2.GenerateStreamResponse]:
+    return [message async for message in call]
+
+
+def kinds(messages) -> list[str]:
+    return [message.WhichOneof("event") for message in messages]
+
+
+async def test_a_stream_is_accepted_then_deltas_then_finished(frontend: RunningFrontend):
+    call = frontend.generation.GenerateStream(request("hello world", max_tokens=3, request_id="r1"))
+    messages = await read(call)
+
+    assert kinds(messages)[0] == "accepted"
+    assert kinds(messages)[-1] == "finished"
+    assert set(kinds(messages)[1:-1]) == {"delta"}
+    assert [message.index for message in messages] == list(range(len(messages)))
+    accepted, finished = messages[0].accepted, messages[-1].finished
+    assert (accepted.request_id, accepted.model, accepted.engine_id) == ("r1", "fake-model", "fake-0")
+    assert accepted.prompt_tokens == 2
+    assert accepted.system_fingerprint.startswith("sw-")
+    # The fake echoes: hello, world, hello.
+    assert "".join(message.delta.text for message in messages) == "hello worldhello"
+    assert finished.reason == common_pb2.FINISH_REASON_LENGTH
+    assert (finished.usage.prompt_tokens, finished.usage.completion_tokens) == (2, 3)
+    assert not finished.HasField("timings")
+
+
+async def test_headers_name_request_and_engine(frontend: RunningFrontend):
+    call = frontend.generation.GenerateStream(request(request_id="r1"))
+    await read(call)
+    headers = dict(await call.initial_metadata())
+    assert (headers["x-request-id"], headers["x-engine-id"]) == ("r1", "fake-0")
+
+
+async def test_request_id_comes_from_metadata_or_is_made_up(frontend: RunningFrontend):
+    named = await frontend.generation.Generate(request(), metadata=(("x-request-id", "from-header"),))
+    unnamed = await frontend.generation.Generate(request())
+    assert named.request_id == "from-header"
+    assert unnamed.request_id
+
+
+async def test_unary_gives_the_whole_answer(frontend: RunningFrontend):
+    answer = await frontend.generation.Generate(
+        request("hello world", max_tokens=3, output=common_pb2.OutputOptions(token_ids=True, timings=True))
+    )
+    (completion,) = answer.completions
+    assert completion.text == "hello worldhello"
+    assert len(completion.token_ids) == 3
+    assert completion.reason == common_pb2.FINISH_REASON_LENGTH
+    assert answer.usage.completion_tokens == 3
+    assert answer.timings.ttft_ns > 0
+    assert answer.timings.engine_id == "fake-0"
+    assert answer.model == "fake-model"
+
+
+async def test_n_choices_end_once_each_and_only_the_last_has_usage(frontend: RunningFrontend, engine: FakeEngine):
+    call = frontend.generation.GenerateStream(
+        request(max_tokens=3, sampling=common_pb2.SamplingParams(n=2, temperature=1, seed=40))
+    )
+    messages = await read(call)
+
+    finished = [message.finished for message in messages if message.HasField("finished")]
+    assert sorted(one.choice for one in finished) == [0, 1]
+    assert [one.HasField("usage") for one in finished] == [False, True]
+    assert finished[-1].usage.completion_tokens == 6
+    assert finished[-1].usage.prompt_tokens == 2
+    assert messages[0].accepted.seed == 40
+    assert [add.sampling.seed for add in engine.adds] == [40, 41]
+    # Adds of one turn of the loop share a frame.
+    assert engine.add_frames == 1
+
+
+async def test_unary_keeps_choices_in_order(frontend: RunningFrontend):
+    answer = await frontend.generation.Generate(request(sampling=common_pb2.SamplingParams(n=3, temperature=1)))
+    assert [completion.choice for completion in answer.completions] == [0, 1, 2]
+    assert {completion.text for completion in answer.completions} == {"hello worldhello world"}
+
+
+async def test_stop_string_is_answered_and_aborted_in_the_engine(frontend: RunningFrontend, engine: FakeEngine):
+    message = request("hello world", max_tokens=1000)
+    message.stop.stop.append("world")
+    answer = await frontend.generation.Generate(message)
+
+    assert answer.completions[0].text == "hello "
+    assert answer.completions[0].stop_match.stop_string == "world"
+    await engine.wait_until(lambda: bool(engine.aborts))
+    assert list(engine.aborts[0].handles) == [engine.adds[0].handle]
+    assert engine.aborts[0].reason == 3  # ABORT_REASON_STOP_STRING
+    assert frontend.metric("requests_aborted_total", reason="stop_string") == 1
+
+
+async def test_token_prompts_stop_ids_and_end_of_sequence(frontend: RunningFrontend):
+    prompt = common_pb2.TokenIds(ids=[50, 51, 0])
+    message = generation_service_pb2.GenerateRequest(token_ids=prompt)
+    message.sampling.temperature = 0
+    ended = await frontend.generation.Generate(message)
+    message.stop.stop_token_ids.append(51)
+    stopped = await frontend.generation.Generate(message)
+
+    assert ended.completions[0].stop_match.eos_token_id == 0
+    assert ended.completions[0].stop_match.WhichOneof("match") == "eos_token_id"
+    assert stopped.completions[0].stop_match.stop_token_id == 51
+    assert stopped.completions[0].reason == common_pb2.FINISH_REASON_STOP
+
+
+async def test_the_engine_gets_everything_resolved(frontend: RunningFrontend, engine: FakeEngine):
+    await frontend.generation.Generate(request("hello world", max_tokens=2, request_id="r9"), timeout=30)
+    (add,) = engine.adds
+    assert add.request_id == "r9"
+    assert len(token_array.unpack(add.prompt_token_ids)) == 2
+    assert add.max_tokens == 2
+    assert list(add.eos_token_ids) == [0]
+    # gRPC rounds the timeout up to three digits on its way.
+    assert 29_000_000 < add.deadline_in_us <= 30_100_000
+    assert add.queue_deadline_in_us == 0
+    assert engine.hellos[0].expect_tokenizer_sha256 == engine.ready.tokenizer_sha256
+
+
+async def test_many_streams_at_once_leave_nothing_behind(frontend: RunningFrontend, engine: FakeEngine):
+    texts = [f"prompt number {number}" for number in range(40)]
+    answers = await asyncio.gather(*(frontend.generation.Generate(request(text, max_tokens=20)) for text in texts))
+
+    for text, answer in zip(texts, answers, strict=True):
+        assert (text * 20).startswith(answer.completions[0].text)
+    await frontend.wait_idle()
+    assert frontend.maps == (0, 0)
+    assert frontend.process.frontend.pool.num_routes == 0
+    assert engine.num_live == 0
+    model = {"model_name": "fake-model", "engine_id": "fake-0"}
+    assert frontend.metric("requests_finished_total", finished_reason="length", **model) == 40
+    assert frontend.metric("time_to_first_token_seconds_count", **model) == 40
+    assert frontend.metric("request_generation_tokens_sum", **model) == 800
+    assert frontend.metric("requests_in_flight", client_class="default") == 0
+
+
+async def test_tokenizer_of_the_operator_is_used_and_stated(engine: FakeEngine, tokenizer_dir, tmp_path):
+    async with running_frontend(
+        engine.endpoint, cache_dir=tmp_path / "unused", tokenizer=str(tokenizer_dir)
+    ) as running:
+        await running.wait_for_health(SERVING)
+        answer = await running.generation.Generate(request())
+    assert answer.completions[0].text == "hello worldhello world"
+    assert engine.hellos[0].expect_tokenizer_sha256 == engine.ready.tokenizer_sha256
+    assert not (tmp_path / "unused").exists()
+
+
+@pytest.mark.parametrize("echo", [False, True])
+async def test_echo_puts_the_prompt_first(frontend: RunningFrontend, echo: bool):
+    answer = await frontend.generation.Generate(
+        request("hello", max_tokens=1, output=common_pb2.OutputOptions(echo_prompt=echo))
+    )
+    assert answer.completions[0].text == ("hellohello" if echo else "hello")
