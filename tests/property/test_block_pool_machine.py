@@ -127,8 +127,12 @@ class KVCacheMachine(RuleBasedStateMachine):
         return sequence
 
     # Two token values and few lengths: equal prefixes come up all the time.
-    @rule(token_ids=st.lists(st.integers(0, 1), min_size=1, max_size=9), salt=st.sampled_from(["", "", "a", "b"]))
-    def admit(self, token_ids: list[int], salt: str) -> None:
+    @rule(
+        token_ids=st.lists(st.sampled_from([0, 0, 0, 1]), min_size=1, max_size=9),
+        salt=st.sampled_from(["", "", "", "a"]),
+        is_computed=st.booleans(),
+    )
+    def admit(self, token_ids: list[int], salt: str, is_computed: bool) -> None:
         sequence = self._new_sequence(token_ids, salt)
         hits = self.manager.get_computed_blocks(sequence.hashes, sequence.slice, len(token_ids))
         assert len(hits) == self._num_hit_blocks(sequence)
@@ -143,13 +147,12 @@ class KVCacheMachine(RuleBasedStateMachine):
         if added is not None:
             self.free = [block_id for block_id in self.free if block_id not in hit_ids]
             sequence.num_computed_tokens = len(hits) * self.size
-            self._started(sequence, added, hit_ids + self._take_from_free(num_new))
-
-    def _started(self, sequence: Sequence, added: list[int], expected: list[int]) -> None:
-        assert added == expected
-        self.tables[self.num_started] = expected
-        self.sequences[self.num_started] = sequence
-        self.num_started += 1
+            self.tables[self.num_started] = hit_ids + self._take_from_free(num_new)
+            assert added == self.tables[self.num_started]
+            self.sequences[self.num_started] = sequence
+            if is_computed:
+                self._compute(self.num_started, len(token_ids))
+            self.num_started += 1
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=4))
@@ -172,7 +175,10 @@ class KVCacheMachine(RuleBasedStateMachine):
     def compute(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.tables)))
         sequence = self.sequences[key]
-        num_computed = data.draw(st.integers(sequence.num_computed_tokens, len(sequence.token_ids)))
+        self._compute(key, data.draw(st.integers(sequence.num_computed_tokens, len(sequence.token_ids))))
+
+    def _compute(self, key: int, num_computed: int) -> None:
+        sequence = self.sequences[key]
         sequence.num_computed_tokens = num_computed
         self.manager.register_full_blocks(key, sequence.hashes, sequence.slice, num_computed)
         for index in range(num_computed // self.size if self.enable_caching else 0):
@@ -256,4 +262,4 @@ TestFreeBlockQueue = FreeBlockQueueMachine.TestCase
 TestFreeBlockQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
 
 TestKVCache = KVCacheMachine.TestCase
-TestKVCache.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+TestKVCache.settings = settings(max_examples=200, stateful_step_count=40, deadline=None, derandomize=True)

@@ -217,14 +217,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert step.num_scheduled_tokens or not self.scheduler.requests
         runner_output = self.worker.execute(step)
         self._abort([key for key in abort_meanwhile if key not in expiring])
+        expired: dict[RequestKey, str] = {}
         for output in self.scheduler.update_from_output(step, runner_output, self.now):
             self._take(output)
-        for key, reasons in expiring.items():
-            finish = self.stories[key].finish
-            assert finish is not None
-            assert finish.reason is FinishReason.ERROR
-            assert finish.error is not None
-            assert finish.error.reason in reasons
+            if output.finish and output.finish.reason is FinishReason.ERROR:
+                assert output.finish.error is not None
+                expired[output.key] = output.finish.error.reason
+        assert set(expired) == set(expiring)
+        for key, reason in expired.items():
+            assert reason in expiring[key]
 
     def _expiring(self) -> dict[RequestKey, set[str]]:
         expiring: dict[RequestKey, set[str]] = {}
@@ -239,6 +240,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _check_limits(self, step: SchedulerOutput) -> None:
         config = self.scheduler.config
+        for data in step.new_requests:
+            assert data.num_computed_tokens == 0 or not self.scheduler.requests[data.key].bypass_prefix_cache
         assert step.total_num_scheduled_tokens <= config.max_num_batched_tokens
         assert len(step.num_scheduled_tokens) <= config.max_num_seqs
         for key, num_tokens in step.num_scheduled_tokens.items():
@@ -280,6 +283,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         stats = self.scheduler.stats()
         assert stats.num_running + stats.num_waiting == len(self._live())
         assert stats.num_running <= self.scheduler.config.max_num_seqs
+
+    @invariant()
+    def nobody_overtakes(self) -> None:
+        """First come, first served: whoever runs came before whoever waits, preempted or not."""
+        in_order = [*self.scheduler.running, *self.scheduler.waiting]
+        assert [request.key for request in in_order] == sorted(self.scheduler.requests)
 
     @invariant()
     def nothing_is_left_when_idle(self) -> None:

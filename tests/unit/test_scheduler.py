@@ -138,7 +138,7 @@ def test_queued_event_carries_the_time() -> None:
     assert output.events == [(EventType.QUEUED, 7.5)]
 
 
-def test_nobody_is_admitted_in_a_step_with_a_preemption() -> None:
+def test_nobody_takes_the_place_of_a_request_just_preempted() -> None:
     engine = Engine(num_blocks=6, block_size=1, max_num_seqs=4, enable_caching=False)
     engine.add(make_request(1, 2, max_tokens=3), make_request(2, 3, max_tokens=2))
     engine.step()
@@ -365,6 +365,15 @@ def test_expired_request_is_never_prefilled() -> None:
     reasons = {handle: output.finish.error.reason for handle, output in outputs.items()}
     assert reasons == {1: "DEADLINE", 2: "QUEUE_TIMEOUT"}
     assert not engine.scheduler.has_work
+
+
+def test_an_end_by_deadline_is_work_until_it_was_told() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request(1, 3, deadline=5.0), 0.0)
+    step = scheduler.schedule(5.0)
+    assert scheduler.has_work
+    assert len(scheduler.update_from_output(step, ModelRunnerOutput([], []), 5.0)) == 1
+    assert not scheduler.has_work
 
 
 def test_queue_deadline_is_over_with_the_first_schedule_even_after_a_preemption() -> None:

@@ -160,12 +160,15 @@ class Scheduler:
         while index < len(self.running) and plan.token_budget > 0:
             request = self.running[index]
             num_new_tokens = self._num_new_tokens(request, request.num_computed_tokens, plan)
+            index += 1
+            # All known tokens are computed, and the next one is not known yet.
+            if num_new_tokens == 0:
+                continue
             block_ids = self._allocate_or_preempt(request, request.num_computed_tokens + num_new_tokens, plan, now)
             if block_ids is None:
                 return
             plan.add_cached(CachedRequestData(request.key, block_ids, request.num_computed_tokens), num_new_tokens)
             self._mark_computed(request, num_new_tokens)
-            index += 1
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan, now: float) -> list[int] | None:
         """Blocks for `num_tokens`, preempting from the back of `running`; None when the request itself had to go."""
@@ -221,7 +224,8 @@ class Scheduler:
             resumed = CachedRequestData(request.key, block_ids, num_computed_tokens, is_resumed=True)
             plan.add_cached(resumed, num_new_tokens)
         else:
-            request.num_cached_tokens = num_computed_tokens
+            # A resumed generation may hit blocks of its own output as well.
+            request.num_cached_tokens = min(num_computed_tokens, request.num_prompt_tokens)
             request.events.append((EventType.SCHEDULED, now))
             plan.add_new(_new_request_data(request, block_ids), num_new_tokens)
         request.set_status(RequestStatus.RUNNING)
@@ -235,7 +239,8 @@ class Scheduler:
     def _num_new_tokens(self, request: Request, num_computed_tokens: int, plan: StepPlan) -> int:
         num_new_tokens = request.num_tokens - num_computed_tokens
         threshold = self.config.long_prefill_token_threshold
-        if threshold and num_new_tokens > threshold:
+        # Without chunks a cap would keep a longer prompt out for ever.
+        if 0 < threshold < num_new_tokens and self.config.enable_chunked_prefill:
             num_new_tokens = threshold
         return min(num_new_tokens, plan.token_budget)
 
