@@ -47,7 +47,7 @@ class CoreDriver:
         while self.core.has_work:
             outputs, _ = self.core.step()
             self._collect(outputs)
-        assert self.core.scheduler.violations() == []
+        assert self.core.scheduler.check_integrity() == []
         assert self.core.scheduler.kv_cache_manager.pool.num_used == 0
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:

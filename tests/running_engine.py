@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,13 @@ class RunningEngine:
         code = self.process.wait(TIMEOUT_S)
         self._reader.join(TIMEOUT_S)
         return code
+
+    def metric(self, pattern: str) -> float:
+        """Value of the one series whose name and labels match."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as response:
+            text = response.read().decode()
+        [value] = re.findall(rf"^stepwire_engine_core_{pattern} (\S+)$", text, re.MULTILINE)
+        return float(value)
 
     def connect(self, session_id: str = "session", **hello: object) -> EngineStream:
         stream = EngineStream(self.stub)

@@ -18,7 +18,7 @@ logger = logging.getLogger("engine_core")
 
 
 def load_in_process(settings: EngineSettings, failure_callback: FailureCallback, progress: Progress) -> LoadedModel:
-    """The model in this process."""
+    """The model in this process: its failures leave the call that meets them, so the callback has no use."""
     # By default math threads spin while they wait. Beside a frontend on few cores that costs the step loop its core:
     # a decode step took ten times as long next to one busy process.
     set_default_variable("OMP_WAIT_POLICY", "passive")
@@ -29,7 +29,7 @@ def load_in_process(settings: EngineSettings, failure_callback: FailureCallback,
     model = resolve_model(settings, progress)
     archive = tokenizer_archive.build(model.path)
     served_model = ServedModel(model.name, model.revision, tokenizer_archive.sha256(archive))
-    executor = InProcessExecutor(settings, model.path, failure_callback, progress)
+    executor = InProcessExecutor(settings, model.path, progress)
     return LoadedModel(executor, served_model, archive)
 
 

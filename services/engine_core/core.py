@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable
 
 from engine_core.kv_cache.block_hash import BlockHasher
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
+from engine_core.messages import ABORT_REASONS, Abort
 from engine_core.model_executor.executor import Executor
 from engine_core.protocol_check import protocol_error
+from engine_core.reason_counter import ReasonCounter
 from engine_core.resolved_config import ResolvedConfig
 from engine_core.scheduler.output import EngineCoreOutput, RequestError, SchedulerOutput
 from engine_core.scheduler.request import Request, RequestKey, RequestStatus
@@ -50,9 +52,10 @@ class EngineCore:
             self.block_hasher,
         )
         # Aborts again, next to the input queue: read in every step, so that they win over a finish in that step.
-        self.aborts_queue: queue.SimpleQueue[list[RequestKey]] = queue.SimpleQueue()
+        self.aborts_queue: queue.SimpleQueue[Abort] = queue.SimpleQueue()
         self.num_steps = 0
         self.last_step_tokens = 0
+        self.num_aborted = ReasonCounter(ABORT_REASONS)
 
     @property
     def has_work(self) -> bool:
@@ -75,16 +78,19 @@ class EngineCore:
             return None
         return self.scheduler.add_request(request, self.clock())
 
-    def abort_requests(self, keys: Iterable[RequestKey] | None) -> list[EngineCoreOutput]:
-        """End requests as aborted; None = all."""
-        return self.scheduler.finish_requests(keys, RequestStatus.FINISHED_ABORTED)
+    def abort_requests(self, keys: Iterable[RequestKey] | None, reason: str) -> list[EngineCoreOutput]:
+        """End requests as aborted; None = all. Counts those that were still there, whichever queue brought it."""
+        outputs = self.scheduler.finish_requests(keys, RequestStatus.FINISHED_ABORTED)
+        self.num_aborted.add(reason, len(outputs))
+        return outputs
 
     def step(self) -> tuple[list[EngineCoreOutput], bool]:
         """Run one step. Returns the news it brought, and whether a model ran. Raises StepError."""
         if not self.scheduler.has_work:
             return [], False
-        scheduler_output = self.scheduler.schedule(self.clock())
+        scheduler_output = None
         try:
+            scheduler_output = self.scheduler.schedule(self.clock())
             outputs = self._execute(scheduler_output)
         except Exception as error:
             raise self._step_error(error, scheduler_output) from error
@@ -104,7 +110,8 @@ class EngineCore:
     def _drain_aborts(self) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []
         while not self.aborts_queue.empty():
-            outputs += self.abort_requests(self.aborts_queue.get())
+            abort = self.aborts_queue.get()
+            outputs += self.abort_requests(abort.keys, abort.reason)
         return outputs
 
     def clear_aborts(self) -> None:
@@ -112,17 +119,14 @@ class EngineCore:
         while not self.aborts_queue.empty():
             self.aborts_queue.get()
 
-    def _step_error(self, error: Exception, scheduler_output: SchedulerOutput) -> StepError:
+    def _step_error(self, error: Exception, scheduler_output: SchedulerOutput | None) -> StepError:
         """One dump for the report, built only now: counts, never token ids."""
         report_id = uuid.uuid4().hex[:12]
         logger.critical(
-            "step %d failed, report %s: new=%d cached=%d tokens=%d finished=%d; %s; %s",
-            scheduler_output.step,
+            "step %d failed, report %s: %s; %s; %s",
+            self.num_steps + 1,
             report_id,
-            len(scheduler_output.new_requests),
-            len(scheduler_output.cached_requests),
-            scheduler_output.total_num_scheduled_tokens,
-            len(scheduler_output.finished_keys),
+            "it was not scheduled" if scheduler_output is None else _describe(scheduler_output),
             self.scheduler.stats(),
             self.config,
             exc_info=error,
@@ -132,3 +136,10 @@ class EngineCore:
     def shutdown(self) -> None:
         """Release the executor. Safe to call twice."""
         self.executor.shutdown()
+
+
+def _describe(scheduler_output: SchedulerOutput) -> str:
+    return (
+        f"{len(scheduler_output.new_requests)} new, {len(scheduler_output.cached_requests)} cached, "
+        f"{scheduler_output.total_num_scheduled_tokens} tokens, {len(scheduler_output.finished_keys)} finished"
+    )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import logging
 import queue
-from collections import Counter, defaultdict
+import threading
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from engine_core.messages import (
     WakeUp,
 )
 from engine_core.output_queue import OutputQueue
+from engine_core.reason_counter import ReasonCounter
 from engine_core.scheduler.output import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -44,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 # Frontends balance on these numbers; more often would cost frames, less often would herd requests.
 STATS_INTERVAL_S = 0.1
+# Labels of the rejected counter that exist from the start.
+REJECT_REASONS = ("QUEUE_FULL", "KV_CAPACITY", "DRAINING", "FIELD_INVALID")
 # Integrity check and garbage collection walk everything; not after every short burst of requests.
 HOUSEKEEPING_INTERVAL_S = 10.0
 
@@ -78,12 +82,12 @@ class EngineCoreProc:
         # SimpleQueue: re-entrant put in C, and a get that blocks without polling.
         self.input_queue: queue.SimpleQueue[InputMessage] = queue.SimpleQueue()
         self.aborts_queue = core.aborts_queue
-        # Replaced, never changed in place: any thread may read them.
+        # Replaced, never changed in place: any thread may read it.
         self.latest_stats = SchedulerStats(num_total_blocks=core.scheduler.kv_cache_manager.pool.num_total)
-        self.num_aborted: Counter[str] = Counter()
+        self.num_rejected = ReasonCounter(REJECT_REASONS)
         self._clock = clock
         self._shutdown: ShutdownRequest | None = None
-        self._is_draining = False
+        self._shutdown_lock = threading.Lock()
         self._stats_time = float("-inf")
         self._housekeeping_time = clock()
 
@@ -91,15 +95,35 @@ class EngineCoreProc:
 
     def abort(self, keys: list[RequestKey], reason: str) -> None:
         """End requests: in order with their adds, and eagerly, so that an abort beats the step that is running."""
-        self.input_queue.put(Abort(keys, reason))
-        self.aborts_queue.put(keys)
+        abort = Abort(keys, reason)
+        self.input_queue.put(abort)
+        self.aborts_queue.put(abort)
 
     def request_shutdown(self, drain_timeout_s: float, reason: str) -> None:
-        """Drain and leave the loop. Called again, it can only shorten the drain. Never from a signal handler."""
-        deadline = self._clock() + drain_timeout_s
-        if self._shutdown is None or deadline < self._shutdown.deadline:
-            self._shutdown = ShutdownRequest(deadline, reason)
+        """Drain and leave the loop. Called again, it can only shorten the drain. Never from a signal handler.
+
+        Health and the frontends hear of it here and not from the loop, which may be in a long step.
+        """
+        with self._shutdown_lock:
+            deadline = self._clock() + drain_timeout_s
+            if self._shutdown is None or deadline < self._shutdown.deadline:
+                self._shutdown = ShutdownRequest(deadline, reason)
+        if self.lifecycle.move_to(EngineState.DRAINING):
+            logger.info("draining for up to %.1f s: %s", drain_timeout_s, reason)
+            self.output_queue.put_all(ShutdownNotice(drain_timeout_s, reason))
         self.input_queue.put(WakeUp())
+
+    @property
+    def shutdown_deadline(self) -> float | None:
+        """When the drain time is over; None while nobody wants the engine to end."""
+        return None if self._shutdown is None else self._shutdown.deadline
+
+    def republish_stats(self) -> None:
+        """Send the newest snapshot again; for the monitor, while the loop has nothing new to say."""
+        self.output_queue.put_all(self.stats_message())
+
+    def stats_message(self) -> EngineCoreOutputs:
+        return EngineCoreOutputs(self.core.num_steps, self._clock(), stats=self.latest_stats)
 
     def executor_failed(self, error: BaseException) -> None:
         """Failure callback of the executor: the loop raises it, and the engine dies with this cause."""
@@ -113,7 +137,8 @@ class EngineCoreProc:
             self._process_input_queue()
             if self._shutdown is not None and self._drain(self._shutdown):
                 return
-            self._process_step()
+            if self.core.has_work:
+                self._process_step()
 
     def _process_input_queue(self) -> None:
         """Block only when there is nothing else to do; then take everything that is queued."""
@@ -130,9 +155,10 @@ class EngineCoreProc:
         if self.input_queue.empty():
             # All of them were seen in order by now; what is left would hit nothing.
             self.core.clear_aborts()
-        if self._clock() - self._housekeeping_time >= HOUSEKEEPING_INTERVAL_S:
+        is_quiet = self.input_queue.empty()
+        if is_quiet and self._clock() - self._housekeeping_time >= HOUSEKEEPING_INTERVAL_S:
             self._housekeeping_time = self._clock()
-            violations = self.core.scheduler.violations()
+            violations = self.core.scheduler.check_integrity()
             if violations:
                 raise InvariantViolation("; ".join(violations))
             gc.collect()
@@ -143,8 +169,7 @@ class EngineCoreProc:
                 added = [self._add(request) for request in requests]
                 return [output for output in added if output is not None]
             case Abort(keys, reason):
-                self.num_aborted[reason] += sum(key in self.core.scheduler.requests for key in keys)
-                return self.core.abort_requests(keys)
+                return self.core.abort_requests(keys, reason)
             case DumpState():
                 self.output_queue.put(message.session_id, dump_state(self, message))
             case PingStepLoop(session_id, nonce, client_monotonic_ns):
@@ -157,29 +182,26 @@ class EngineCoreProc:
 
     def _add(self, request: Request) -> EngineCoreOutput | None:
         if self._shutdown is None:
-            return self.core.add_request(request)
-        # Never "aborted": the frontend may send a request that was refused to another engine.
-        error = RequestError("DRAINING", "the engine is shutting down", retryable=True, retry_after_ms=1000)
-        return EngineCoreOutput(request.key, finish=Finish(FinishReason.REJECTED, error=error))
+            output = self.core.add_request(request)
+        else:
+            # Never "aborted": the frontend may send a request that was refused to another engine.
+            error = RequestError("DRAINING", "the engine is shutting down", retryable=True, retry_after_ms=1000)
+            output = EngineCoreOutput(request.key, finish=Finish(FinishReason.REJECTED, error=error))
+        if output is not None and output.finish is not None and output.finish.error is not None:
+            self.num_rejected.add(output.finish.error.reason)
+        return output
 
     def _process_step(self) -> None:
         self.progress.begin()
-        outputs, _ = self.core.step()
-        self.progress.end(self.core.num_steps, self.core.last_step_tokens)
+        outputs, has_model_run = self.core.step()
+        self.progress.end(self.core.num_steps, self.core.last_step_tokens if has_model_run else None)
         self._emit(outputs)
         self._publish_stats()
 
     def _drain(self, shutdown: ShutdownRequest) -> bool:
         """One look at a shutdown in progress; True when nothing is left to do."""
-        if not self._is_draining:
-            self._is_draining = True
-            self.lifecycle.move_to(EngineState.DRAINING)
-            remaining_s = max(0.0, shutdown.deadline - self._clock())
-            logger.info("draining for up to %.1f s: %s", remaining_s, shutdown.reason)
-            self.output_queue.put_all(ShutdownNotice(remaining_s, shutdown.reason))
         if self._clock() >= shutdown.deadline:
-            self.num_aborted["shutdown"] += len(self.core.scheduler.requests)
-            self._emit(self.core.abort_requests(None))
+            self._emit(self.core.abort_requests(None, "shutdown"))
         return not self.core.scheduler.requests
 
     # -- outputs -----------------------------------------------------------------------------------------------------
@@ -203,4 +225,4 @@ class EngineCoreProc:
         if stats != self.latest_stats:
             self._stats_time = now
             self.latest_stats = stats
-            self.output_queue.put_all(EngineCoreOutputs(self.core.num_steps, now, stats=stats))
+            self.output_queue.put_all(self.stats_message())

@@ -25,6 +25,11 @@ def describe_death(error: BaseException, last_step: int) -> EngineCoreDead:
     )
 
 
+def start_failure(error: BaseException) -> EngineCoreDead:
+    """What frontends that wait for the start are told when it fails."""
+    return EngineCoreDead(DeathCause.INIT_FAILED, type(error).__name__, str(error)[:_MAX_MESSAGE_CHARS], last_step=0)
+
+
 def _cause_of(error: BaseException, root: BaseException) -> DeathCause:
     # By name: torch's OutOfMemoryError can not be imported outside the model executor.
     if isinstance(root, MemoryError) or type(root).__name__ == "OutOfMemoryError":

@@ -1,6 +1,6 @@
 """Health of the engine from cached state: the state machine and the monitor feed it, no probe ever waits for a step.
 
-`""` is the process (liveness), the service's full name is readiness. See docs/adr/0004 and the state machine.
+`""` is the process (liveness), the service's full name is readiness.
 """
 
 from __future__ import annotations

@@ -65,8 +65,12 @@ class InputThread:
 
     def _add(self, message: pb.AddRequests) -> None:
         requests = [request for request in map(self._preprocess, message.requests) if request is not None]
-        if requests:
-            self._proc.input_queue.put(Add(requests))
+        if not requests:
+            return
+        self._proc.input_queue.put(Add(requests))
+        # The stream may have closed while the prompts were hashed; its abort then came before this add and hit nothing.
+        if self._session.is_closed:
+            self._proc.abort([request.key for request in requests], "client_cancelled")
 
     def _preprocess(self, message: pb.EngineCoreRequest) -> Request | None:
         if not self._session.open_request(message.handle):
@@ -80,6 +84,8 @@ class InputThread:
             error = RequestError("REQUEST_FAILED", text, retryable=True, cause_type=type(exception).__name__)
         if error is None:
             return request
+        if error.reason != "REQUEST_FAILED":
+            self._proc.num_rejected.add(error.reason)
         reason = FinishReason.ERROR if error.reason == "REQUEST_FAILED" else FinishReason.REJECTED
         output = EngineCoreOutput((self._session.session_id, message.handle), finish=Finish(reason, error=error))
         now = self._proc.core.clock()
@@ -95,8 +101,9 @@ class InputThread:
 
     def _utility(self, call: pb.UtilityCall) -> None:
         if call.WhichOneof("call") == "dump_state":
-            include_requests = call.dump_state.include_requests
-            self._proc.input_queue.put(DumpState(self._session.session_id, call.call_id, include_requests))
+            args = call.dump_state
+            message = DumpState(self._session.session_id, call.call_id, args.include_requests, args.include_stacks)
+            self._proc.input_queue.put(message)
         else:
             error = RequestError("UNSUPPORTED_FEATURE", "UtilityCall.call: this engine does not know the operation")
             self._session.outbox.put(UtilityFailure(call.call_id, error))

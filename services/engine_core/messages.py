@@ -20,6 +20,19 @@ class Add:
     requests: list[Request]
 
 
+# Labels of the aborted counter: the names of AbortReason on the wire.
+ABORT_REASONS = (
+    "unspecified",
+    "client_cancelled",
+    "deadline",
+    "stop_string",
+    "slow_client",
+    "shutdown",
+    "frontend_error",
+    "requested",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Abort:
     """End these; unknown keys are ignored."""
@@ -35,6 +48,7 @@ class DumpState:
     session_id: str
     call_id: int
     include_requests: bool
+    include_stacks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +141,8 @@ class StateDump:
     num_total_blocks: int
     violations: list[str]
     requests: list[RequestState]
+    # Of all threads; empty unless asked for.
+    thread_stacks: str
     input_queue_depth: int
     output_queue_depth: int
     aborts_queue_depth: int

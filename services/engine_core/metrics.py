@@ -30,6 +30,8 @@ _COUNTERS: list[tuple[str, str, Callable[[SchedulerStats], float]]] = [
     ("preemptions", "Requests preempted for want of KV blocks.", lambda stats: stats.num_preemptions),
     ("prefix_cache_query_tokens", "Tokens looked up in the prefix cache.", lambda stats: stats.prefix_query_tokens),
     ("prefix_cache_hit_tokens", "Tokens found in the prefix cache.", lambda stats: stats.prefix_hit_tokens),
+    ("kv_evictions", "Cached blocks handed out again.", lambda stats: stats.num_evictions),
+    ("kv_hash_collisions", "Hits whose tokens differed; above 0 is an alarm.", lambda stats: stats.num_collisions),
 ]
 
 
@@ -56,7 +58,7 @@ class EngineCollector:
             counter.add_metric(values, read(stats))
             yield counter
         yield from self._of_blocks(names, values, stats)
-        yield from self._of_requests(names, values, stats)
+        yield from self._of_requests(names, values)
         yield from self._of_process(names, values)
 
     def _of_blocks(self, names: list[str], values: list[str], stats: SchedulerStats) -> Iterator[Metric]:
@@ -70,16 +72,17 @@ class EngineCollector:
             blocks.add_metric([*values, state], number)
         yield blocks
 
-    def _of_requests(self, names: list[str], values: list[str], stats: SchedulerStats) -> Iterator[Metric]:
-        rejected = CounterMetricFamily(_PREFIX + "requests_rejected", "Requests never scheduled.", labels=names)
-        rejected.add_metric(values, stats.num_rejected)
-        yield rejected
-        aborted = CounterMetricFamily(
-            _PREFIX + "requests_aborted", "Requests ended from outside.", labels=[*names, "reason"]
-        )
-        for reason, number in sorted(self.proc.num_aborted.copy().items() if self.proc else ()):
-            aborted.add_metric([*values, reason], number)
-        yield aborted
+    def _of_requests(self, names: list[str], values: list[str]) -> Iterator[Metric]:
+        rejected = self.proc.num_rejected.snapshot() if self.proc else {}
+        aborted = self.proc.core.num_aborted.snapshot() if self.proc else {}
+        for name, text, counts in (
+            ("requests_rejected", "Requests refused before they were queued.", rejected),
+            ("requests_aborted", "Requests ended from outside.", aborted),
+        ):
+            counter = CounterMetricFamily(_PREFIX + name, text, labels=[*names, "reason"])
+            for reason, number in counts.items():
+                counter.add_metric([*values, reason], number)
+            yield counter
 
     def _of_process(self, names: list[str], values: list[str]) -> Iterator[Metric]:
         state = GaugeMetricFamily(_PREFIX + "state", "1 for the current state.", labels=[*names, "state"])

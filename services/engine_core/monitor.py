@@ -1,4 +1,4 @@
-"""What watches the loop from outside: hung steps, frontends that do not read, and engines nobody uses.
+"""What watches the loop from outside: hung steps, overdue shutdowns, frontends that do not read, unused engines.
 
 One thread, waking a few times a second at most. It never asks the loop anything: the loop may be what hangs.
 """
@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 MAX_INTERVAL_S = 1.0
 # A stalled engine may recover, and a restart costs minutes: liveness gives up much later than readiness.
 LIVENESS_GRACE_S = 120.0
+# A step may run on after the drain time; then the process ends without asking the loop.
+SHUTDOWN_OVERDUE_S = 5.0
+# Frontends hear of an idle engine at least this often.
+STATS_MAX_GAP_S = 5.0
 
 
 class Monitor:
@@ -31,13 +35,16 @@ class Monitor:
         proc: EngineCoreProc,
         sessions: Sessions,
         on_alive: Callable[[bool], None],
-        on_step_timeout: Callable[[EngineCoreDead], None],
+        on_hung: Callable[[EngineCoreDead], None],
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._proc = proc
         self._sessions = sessions
         self._on_alive = on_alive
-        self._on_step_timeout = on_step_timeout
+        self._on_hung = on_hung
+        self._clock = clock
+        self._stats_time = clock()
         self._stopped = threading.Event()
         self._interval_s = min(MAX_INTERVAL_S, settings.stall_warn_s / 4)
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -51,25 +58,40 @@ class Monitor:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval_s):
-            self.check()
+            try:
+                self.check()
+            except Exception:
+                # Without the watchdog a hung engine would stay: the next look may succeed.
+                logger.exception("the monitor failed")
 
     def check(self) -> None:
         """One look at everything."""
         self._check_step()
+        self._check_shutdown()
         for session_id in self._proc.output_queue.too_far_behind():
             logger.warning("session %s does not read its outputs and is cut", session_id)
             self._sessions.cut(session_id)
         if self._settings.owner == "session" and self._sessions.empty_for_s() > self._settings.orphan_timeout_s:
             self._proc.request_shutdown(0.0, "no frontend has been connected for --orphan-timeout-s")
+        if self._clock() - self._stats_time >= STATS_MAX_GAP_S:
+            self._stats_time = self._clock()
+            self._proc.republish_stats()
+
+    def _check_shutdown(self) -> None:
+        deadline = self._proc.shutdown_deadline
+        if deadline is not None and self._clock() > deadline + SHUTDOWN_OVERDUE_S:
+            message = f"the step loop did not leave within {SHUTDOWN_OVERDUE_S:.0f} s of the end of the drain"
+            self._end(message)
+
+    def _end(self, message: str) -> None:
+        self._on_hung(EngineCoreDead(DeathCause.STEP_TIMEOUT, "StepTimeout", message, self._proc.progress.num_steps))
 
     def _check_step(self) -> None:
         age_s = self._proc.progress.age_s()
         lifecycle: EngineLifecycle = self._proc.lifecycle
         self._on_alive(age_s < self._settings.stall_warn_s + LIVENESS_GRACE_S)
         if age_s > self._settings.step_timeout_s:
-            message = f"step {self._proc.progress.num_steps + 1} ran longer than {self._settings.step_timeout_s} s"
-            last_step = self._proc.progress.num_steps
-            self._on_step_timeout(EngineCoreDead(DeathCause.STEP_TIMEOUT, "StepTimeout", message, last_step))
+            self._end(f"step {self._proc.progress.num_steps + 1} ran longer than {self._settings.step_timeout_s} s")
         elif age_s > self._settings.stall_warn_s:
             if lifecycle.move_to(EngineState.STALLED):
                 logger.error("step %d has been running for %.1f s", self._proc.progress.num_steps + 1, age_s)

@@ -31,6 +31,7 @@ class Outbox:
         self._waiting_bytes = 0
         self._last_taken = clock()
         self._is_ended = False
+        self._is_cut = False
         # The output thread has returned from its stream: nothing more will be written.
         self._is_closed = threading.Event()
 
@@ -48,17 +49,25 @@ class Outbox:
             self._waiting_bytes += _size_of(message)
             self._ready.notify()
 
-    def end(self) -> None:
-        """Nothing follows: the output thread writes what waits and ends the stream."""
+    def end(self, last: OutputMessage | None = None, *, discard: bool = False) -> None:
+        """Nothing follows `last`: the output thread writes what waits, unless it is discarded, and ends the stream."""
         with self._ready:
+            if last is not None and not self._is_ended:
+                self._waiting.append(last)
+            if discard:
+                self._waiting.clear()
+                self._is_cut = True
             self._is_ended = True
             self._ready.notify()
 
     def is_too_far_behind(self) -> bool:
-        """More than the limit waits, or it waits longer than the limit: the session is to be cut."""
+        """More than the limit waits, or it waits longer than the limit: the session is to be cut.
+
+        Stays true once the outbox was cut, until its stream is over: the output thread may hang in a write.
+        """
         with self._ready:
             is_late = bool(self._waiting) and self._clock() - self._last_taken > self._max_age_s
-            return is_late or self._waiting_bytes > self._max_bytes
+            return is_late or self._waiting_bytes > self._max_bytes or self._is_cut
 
     def take(self) -> list[OutputMessage] | None:
         """Wait for messages and take them all, outputs merged; None = the end."""
@@ -90,15 +99,16 @@ class OutputQueue:
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
         self._outboxes: dict[str, Outbox] = {}
+        self._is_ended = False
+        self._last: OutputMessage | None = None
 
     def attach(self, session_id: str) -> Outbox:
-        """A new outbox for a session; an older one under the same id ends."""
+        """A new outbox for a session; from now on nothing is put into an older one under the same id."""
         outbox = Outbox(self._max_bytes, self._max_age_s, self._clock)
         with self._lock:
-            replaced = self._outboxes.get(session_id)
             self._outboxes[session_id] = outbox
-        if replaced is not None:
-            replaced.end()
+            if self._is_ended:
+                outbox.end(self._last)
         return outbox
 
     def detach(self, session_id: str, outbox: Outbox) -> None:
@@ -120,14 +130,17 @@ class OutputQueue:
             outbox.put(message)
 
     def put_dead(self, dead: EngineCoreDead) -> None:
-        """ENGINE_CORE_DEAD: the last message of every stream."""
-        for outbox in self._snapshot():
-            outbox.put(dead)
-            outbox.end()
+        """ENGINE_CORE_DEAD: the last message of every stream, of those too that attach from now on."""
+        self.end_all(dead)
 
-    def end_all(self) -> None:
-        for outbox in self._snapshot():
-            outbox.end()
+    def end_all(self, last: OutputMessage | None = None) -> None:
+        """Every stream ends after what waits for it, and after `last`."""
+        with self._lock:
+            self._is_ended = True
+            self._last = last
+            outboxes = list(self._outboxes.values())
+        for outbox in outboxes:
+            outbox.end(last)
 
     def wait_written(self, timeout_s: float) -> bool:
         """Wait until every stream is over; False when the time ran out."""
@@ -139,10 +152,6 @@ class OutputQueue:
         with self._lock:
             outboxes = dict(self._outboxes)
         return [session_id for session_id, outbox in outboxes.items() if outbox.is_too_far_behind()]
-
-    @property
-    def num_sessions(self) -> int:
-        return len(self._outboxes)
 
     @property
     def depth(self) -> int:

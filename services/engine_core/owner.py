@@ -23,10 +23,10 @@ def listen_for_signals(on_signal: Callable[[str], None]) -> None:
     """Call `on_signal(name)` on a helper thread for each SIGTERM and SIGINT. Main thread only, before anything slow."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno())
     for number in SIGNALS:
         # Python's own handler does nothing: its only effect is that the default one does not end the process.
         signal.signal(number, lambda _number, _frame: None)
-    signal.set_wakeup_fd(writer.fileno())
 
     def read() -> None:
         # Holds `writer` too: a collected socket would close the wake-up descriptor.

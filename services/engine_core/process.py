@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from engine_core import owner
 from engine_core.config import EngineSettings
 from engine_core.core_proc import EngineCoreProc
-from engine_core.death import describe_death
+from engine_core.death import describe_death, start_failure
 from engine_core.health import EngineHealth
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import EngineCoreDead
@@ -28,7 +28,7 @@ from engine_core.metrics import EngineCollector
 from engine_core.model_executor.startup_error import StartupError
 from engine_core.monitor import Monitor
 from engine_core.output_queue import OutputQueue
-from engine_core.server import SERVICE_NAME, EngineCoreServicer
+from engine_core.server import MAX_GRPC_THREADS, SERVICE_NAME, EngineCoreServicer
 from engine_core.sessions import Sessions
 from engine_core.shutdown import ShutdownController
 from engine_core.startup import ModelLoader, start_engine
@@ -41,10 +41,9 @@ from stepwire.metrics import serve_http
 
 logger = logging.getLogger(__name__)
 
-# One thread of the pool for each connected frontend, and some for unary calls. Idle ones are not started.
-MAX_GRPC_THREADS = 256
 DEAD_FRAME_WAIT_S = 5.0
-SERVER_STOP_GRACE_S = 2.0
+# Streams are over by then; what would hold the server longer is an open health Watch.
+SERVER_STOP_GRACE_S = 0.5
 CLEANUP_BOUND_S = 10.0
 
 
@@ -63,6 +62,8 @@ class EngineProcess:
         self._server = grpc.server(ThreadPoolExecutor(MAX_GRPC_THREADS, "grpc"), options=grpc_options.SERVER)
         self._shutdown = ShutdownController(settings.drain_timeout_s, self._stop_server)
         self._proc: EngineCoreProc | None = None
+        # Reported by the executor while the engine was still starting.
+        self._early_failure: BaseException | None = None
         self._death_lock = threading.Lock()
 
     def run(self) -> int:
@@ -127,17 +128,23 @@ class EngineProcess:
             )
         except StartupError as error:
             logger.critical("can not start: %s", error)
-        except Exception:
+            failure = start_failure(error)
+        except Exception as error:
             logger.critical("can not start", exc_info=True)
+            failure = start_failure(error)
         else:
             self._proc = EngineCoreProc(started.core, self._output_queue, self._lifecycle, self._progress, self._clock)
             collector.proc = self._proc
             servicer.start_serving(self._proc, started.tokenizer_archive)
             self._shutdown.attach(self._proc)
+            self._sessions.start_waiting()
             self._lifecycle.move_to(EngineState.RUNNING)
+            if self._early_failure is not None:
+                self._proc.executor_failed(self._early_failure)
             return True
         finally:
             timer.cancel()
+        servicer.start_failed(failure)
         self._lifecycle.move_to(EngineState.DEAD)
         self._stop_server()
         return False
@@ -153,7 +160,9 @@ class EngineProcess:
         os._exit(1)
 
     def _executor_failed(self, error: BaseException) -> None:
-        if self._proc is not None:
+        if self._proc is None:
+            self._early_failure = error
+        else:
             self._proc.executor_failed(error)
 
     # -- serve -------------------------------------------------------------------------------------------------------
@@ -161,13 +170,16 @@ class EngineProcess:
     def _serve(self) -> int:
         if self._proc is None:
             raise RuntimeError("serve before start")
-        monitor = Monitor(self._settings, self._proc, self._sessions, self._health.set_alive, self._die_of_step_timeout)
+        monitor = Monitor(
+            self._settings, self._proc, self._sessions, self._health.set_alive, self._die_hung, self._clock
+        )
         monitor.start()
         try:
             self._proc.run_busy_loop()
         except Exception as error:
             monitor.stop()
             self._die(describe_death(error, self._progress.num_steps), error)
+            self._clean_up()
             return 1
         monitor.stop()
         self._leave()
@@ -192,10 +204,12 @@ class EngineProcess:
                 logger.critical("not every frontend could be told of the death within %.0f s", DEAD_FRAME_WAIT_S)
             self._stop_server()
 
-    def _die_of_step_timeout(self, dead: EngineCoreDead) -> None:
+    def _die_hung(self, dead: EngineCoreDead) -> None:
         """Called by the monitor: the loop hangs in its step, so nothing may be asked of it."""
-        self._die(dead, None)
-        os._exit(1)
+        try:
+            self._die(dead, None)
+        finally:
+            os._exit(1)
 
     def _stop_server(self) -> None:
         self._server.stop(SERVER_STOP_GRACE_S).wait(SERVER_STOP_GRACE_S + 1)
@@ -204,8 +218,8 @@ class EngineProcess:
         """Release the device within a bound: a driver that hangs here must not keep the process alive."""
         timer = threading.Timer(CLEANUP_BOUND_S, os._exit, (1,))
         timer.daemon = True
+        # Never cancelled: what comes after this, up to the end of the process, is bounded by it too.
         timer.start()
         if self._proc is not None:
             self._proc.core.shutdown()
         gc.unfreeze()
-        timer.cancel()

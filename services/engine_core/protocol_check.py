@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from engine_core.resolved_config import ResolvedConfig
 from engine_core.scheduler.output import RequestError
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.request import MAX_PATTERN_TOKENS, Request
 
 
 def protocol_error(request: Request, config: ResolvedConfig) -> RequestError | None:
@@ -28,6 +28,8 @@ def _broken_promises(request: Request, config: ResolvedConfig) -> Iterator[str]:
         yield f"max_tokens: {stop.max_tokens} leaves nothing after {request.num_resumed_tokens} resumed tokens"
     if request.max_num_tokens > config.max_model_len:
         yield f"max_tokens: prompt and max_tokens are {request.max_num_tokens}; the limit is {config.max_model_len}"
+    if stop.min_tokens > stop.max_tokens:
+        yield f"min_tokens: {stop.min_tokens} is above max_tokens {stop.max_tokens}"
     if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.repetition_penalty > 0):
         yield (
             f"sampling: temperature {sampling.temperature}, top_p {sampling.top_p} and repetition_penalty "
@@ -35,6 +37,11 @@ def _broken_promises(request: Request, config: ResolvedConfig) -> Iterator[str]:
         )
     if stop.repetition is not None and stop.repetition.min_repeats < 2:
         yield f"repetition_detection.min_repeats: {stop.repetition.min_repeats} is below 2"
+    if stop.repetition is not None and stop.repetition.max_pattern_tokens > MAX_PATTERN_TOKENS:
+        yield (
+            f"repetition_detection.max_pattern_tokens: {stop.repetition.max_pattern_tokens} is above "
+            f"{MAX_PATTERN_TOKENS}"
+        )
     if any(not bad_word for bad_word in sampling.bad_words):
         yield "sampling.bad_words: one has no tokens"
     largest = max(_token_ids(request), default=0)

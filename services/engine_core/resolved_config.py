@@ -61,10 +61,17 @@ def resolve_config(
     settings: EngineSettings, served_model: ServedModel, model_info: ModelInfo, num_blocks: int
 ) -> ResolvedConfig:
     """Combine what was asked with what was found. Raises StartupError when they do not go together."""
+    max_model_len = _max_model_len(settings, model_info, (num_blocks - 1) * settings.block_size)
+    if not settings.enable_chunked_prefill and settings.max_num_batched_tokens < max_model_len:
+        raise StartupError(
+            f"--no-enable-chunked-prefill needs --max-num-batched-tokens of at least --max-model-len "
+            f"({max_model_len}), or a full-length prompt would never be scheduled; it is "
+            f"{settings.max_num_batched_tokens}"
+        )
     return ResolvedConfig(
         served_model=served_model,
         model_info=model_info,
-        max_model_len=_max_model_len(settings, model_info, (num_blocks - 1) * settings.block_size),
+        max_model_len=max_model_len,
         block_size=settings.block_size,
         num_blocks=num_blocks,
         max_num_seqs=settings.max_num_seqs,

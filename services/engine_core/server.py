@@ -14,6 +14,7 @@ import grpc
 from engine_core.core_proc import EngineCoreProc
 from engine_core.input_thread import InputThread
 from engine_core.lifecycle import EngineLifecycle, EngineState
+from engine_core.messages import EngineCoreDead
 from engine_core.output_queue import OutputQueue
 from engine_core.resolved_config import ResolvedConfig
 from engine_core.session import Session, SessionError
@@ -22,7 +23,7 @@ from engine_core.wire import PROTOCOL_VERSION, FrameEncoder
 from stepwire import tokenizer_archive
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.engine.v1 import engine_core_pb2_grpc
-from stepwire.errors import InvalidRequestError, StepwireError, UnavailableError
+from stepwire.errors import EngineDeadError, InvalidRequestError, OverloadedError, StepwireError, UnavailableError
 from stepwire.grpc_errors import abort_sync
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,11 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = "stepwire.engine.v1.EngineCoreService"
 # With no deadline of the caller a Connect still may not hold a thread for ever.
 MAX_WAIT_FOR_START_S = 3600.0
+HELLO_TIMEOUT_S = 10.0
+MAX_STREAMS = 200
+# Unary calls and health, beside the streams.
+MAX_GRPC_THREADS = MAX_STREAMS + 32
+RETRY_AFTER_MS = 1000
 
 
 class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
@@ -44,11 +50,18 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
         self._sessions = sessions
         self._proc: EngineCoreProc | None = None
         self._tokenizer_archive = b""
+        self._start_failure: EngineCoreDead | None = None
+        # A stream holds a thread of the server for its life; health must always find one.
+        self._stream_permits = threading.BoundedSemaphore(MAX_STREAMS)
 
     def start_serving(self, proc: EngineCoreProc, archive: bytes) -> None:
         """Called once, before the state becomes RUNNING."""
         self._proc = proc
         self._tokenizer_archive = archive
+
+    def start_failed(self, dead: EngineCoreDead) -> None:
+        """Called before the state becomes DEAD: those who wait for the start are told why."""
+        self._start_failure = dead
 
     def GetEngineInfo(  # noqa: N802  the name of the RPC
         self, request: pb.GetEngineInfoRequest, context: grpc.ServicerContext
@@ -71,12 +84,24 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
     def Connect(  # noqa: N802  the name of the RPC
         self, request_iterator: Iterator[pb.ConnectRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.ConnectResponse]:
+        if not self._stream_permits.acquire(blocking=False):
+            text = f"{MAX_STREAMS} streams are open, which is the limit"
+            abort_sync(context, OverloadedError(text, retry_after_ms=RETRY_AFTER_MS))
+        try:
+            yield from self._connect(request_iterator, context)
+        finally:
+            self._stream_permits.release()
+
+    def _connect(
+        self, request_iterator: Iterator[pb.ConnectRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.ConnectResponse]:
         hello = _read_hello(request_iterator, context)
         proc = self._wait_running(context)
         _check_hello(hello, proc.core.config, context)
         session = self._open(hello, context)
         try:
             yield pb.ConnectResponse(ready=self._encoder.ready(proc.core.config))
+            session.outbox.put(proc.stats_message())
             reader = InputThread(proc, session, request_iterator)
             threading.Thread(target=reader.run, name=f"input-{session.client_id}", daemon=True).start()
             yield from self._write(session)
@@ -96,10 +121,13 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
 
     def _wait_running(self, context: grpc.ServicerContext) -> EngineCoreProc:
         remaining = context.time_remaining()
-        state = self._lifecycle.wait_started(min(remaining or MAX_WAIT_FOR_START_S, MAX_WAIT_FOR_START_S))
+        state = self._lifecycle.wait_started(MAX_WAIT_FOR_START_S if remaining is None else remaining)
+        if self._start_failure is not None:
+            abort_sync(context, _start_error(self._start_failure))
         if state not in (EngineState.RUNNING, EngineState.STALLED) or self._proc is None:
             reason = {EngineState.DRAINING: "DRAINING", EngineState.DEAD: "ENGINE_DEAD"}.get(state, "ENGINE_STARTING")
-            abort_sync(context, UnavailableError(f"the engine is {state.name}", reason=reason, retry_after_ms=1000))
+            error = UnavailableError(f"the engine is {state.name}", reason=reason, retry_after_ms=RETRY_AFTER_MS)
+            abort_sync(context, error)
         return self._proc
 
     def _open(self, hello: pb.Hello, context: grpc.ServicerContext) -> Session:
@@ -126,8 +154,19 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
         )
 
 
+def _start_error(dead: EngineCoreDead) -> EngineDeadError:
+    text = f"the engine could not start: {dead.message}"
+    return EngineDeadError(text, kind="reported", cause=dead.cause.name, cause_type=dead.cause_type)
+
+
 def _read_hello(frames: Iterator[pb.ConnectRequest], context: grpc.ServicerContext) -> pb.Hello:
-    frame = next(frames, None)
+    # A stream that never says Hello must not keep its thread.
+    timer = threading.Timer(HELLO_TIMEOUT_S, context.cancel)
+    timer.start()
+    try:
+        frame = next(frames, None)
+    finally:
+        timer.cancel()
     if frame is None or frame.WhichOneof("message") != "hello":
         error = "ConnectRequest.message: the first frame must be Hello"
         abort_sync(context, InvalidRequestError(error, reason="PROTOCOL_VIOLATION"))

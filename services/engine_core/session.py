@@ -41,11 +41,17 @@ class Session:
         self._is_leaving = False
 
     def open_request(self, handle: int) -> bool:
-        """A request came in. False when the stream is over: nobody would end it, so it must not enter the engine."""
+        """A request came in. False when it must be dropped: the stream is over, or the handle is open already."""
         with self._lock:
-            if not self._is_closed:
-                self._live.add(handle)
-            return not self._is_closed
+            if self._is_closed or handle in self._live:
+                return False
+            self._live.add(handle)
+            return True
+
+    @property
+    def is_closed(self) -> bool:
+        with self._lock:
+            return self._is_closed
 
     def live_handles(self) -> set[int]:
         with self._lock:
@@ -65,9 +71,9 @@ class Session:
         self._end_if_done()
 
     def fail(self, error: SessionError) -> None:
-        """End the stream with an error."""
+        """End the stream with an error; what waits to be written is dropped."""
         self.error = error
-        self.outbox.end()
+        self.outbox.end(discard=True)
 
     def close(self) -> list[RequestKey]:
         """The stream is over; returns the keys it leaves behind, for the caller to abort."""

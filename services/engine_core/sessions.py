@@ -33,16 +33,27 @@ class Sessions:
                 del self._sessions[session.session_id]
                 self._empty_since = self._clock()
 
+    def start_waiting(self) -> None:
+        """Serving begins: the time the model took to load is nobody's absence."""
+        with self._lock:
+            self._empty_since = self._clock()
+
     def empty_for_s(self) -> float:
         """How long nobody has been connected; 0 while somebody is."""
         with self._lock:
             return 0.0 if self._sessions else self._clock() - self._empty_since
 
     def cut(self, session_id: str) -> None:
-        """End a session whose frontend does not read: its memory is worth more than its place in line."""
+        """End a session whose frontend does not read: its memory is worth more than its place in line.
+
+        Called again while the session is still there: its output thread then hangs in a write that flow control
+        holds, and only a cancel, which has no reason to give, frees it.
+        """
         with self._lock:
             session = self._sessions.get(session_id)
-        if session is not None:
+        if session is None:
+            return
+        if session.error is None:
             session.fail(SessionError("SLOW_CLIENT", "the frontend does not read its outputs"))
-            # Its output thread may hang in a write that flow control holds; only a cancel frees that.
+        else:
             session.cancel_stream()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import traceback
 from typing import TYPE_CHECKING
 
 from engine_core.messages import DumpState, RequestState, StateDump
@@ -21,8 +24,9 @@ def dump_state(proc: EngineCoreProc, call: DumpState) -> StateDump:
         num_cached_blocks=pool.num_cached,
         num_used_blocks=pool.num_used,
         num_total_blocks=len(pool.blocks),
-        violations=scheduler.violations(),
+        violations=scheduler.check_integrity(),
         requests=_request_states(proc) if call.include_requests else [],
+        thread_stacks=_thread_stacks() if call.include_stacks else "",
         input_queue_depth=proc.input_queue.qsize(),
         output_queue_depth=proc.output_queue.depth,
         aborts_queue_depth=proc.aborts_queue.qsize(),
@@ -45,3 +49,11 @@ def _request_states(proc: EngineCoreProc) -> list[RequestState]:
         )
         for request in scheduler.requests.values()
     ]
+
+
+def _thread_stacks() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )

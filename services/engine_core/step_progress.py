@@ -18,12 +18,13 @@ class StepProgress:
     def begin(self) -> None:
         self._started = self._clock()
 
-    def end(self, num_steps: int, num_tokens: int) -> None:
-        if self._started is not None:
+    def end(self, num_steps: int, num_tokens: int | None) -> None:
+        """`num_tokens` is None for a step without a forward pass, which says nothing about how long steps take."""
+        if self._started is not None and num_tokens is not None:
             self.last_step_s = self._clock() - self._started
+            self.last_step_tokens = num_tokens
         self._started = None
         self.num_steps = num_steps
-        self.last_step_tokens = num_tokens
 
     def age_s(self) -> float:
         """Time since the running step began; 0 between steps."""

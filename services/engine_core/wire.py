@@ -1,4 +1,4 @@
-"""Protobuf frames to engine dataclasses and back: the only module that knows both sides.
+"""Protobuf messages to engine dataclasses and back: the only module that converts between the two.
 
 Decoding runs in input threads, encoding in output threads; neither touches the scheduler.
 """
@@ -34,6 +34,9 @@ from stepwire.v1 import common_pb2, control_pb2
 PROTOCOL_VERSION = 1
 
 _NS = 1_000_000_000
+_MAX_UINT32 = 2**32 - 1
+# A day: what is older is a broken clock, and must not break the numbers of others.
+_MAX_AGE_US = 86_400_000_000
 _STATES: dict[EngineState, common_pb2.EngineState.ValueType] = {
     state: common_pb2.EngineState.Value(f"ENGINE_STATE_{state.name}") for state in EngineState
 }
@@ -42,6 +45,9 @@ _FINISH_REASONS: dict[FinishReason, pb.EngineFinishReason.ValueType] = {
 }
 _EVENTS: dict[EventType, pb.EventType.ValueType] = {
     event: pb.EventType.Value(f"EVENT_TYPE_{event.name}") for event in EventType
+}
+_ABORT_REASONS: dict[int, str] = {
+    value: name.removeprefix("ABORT_REASON_").lower() for name, value in pb.AbortReason.items()
 }
 
 
@@ -57,7 +63,7 @@ def decode_request(session_id: str, message: pb.EngineCoreRequest, now: float) -
         output_token_ids=token_array.unpack(message.resume_output_token_ids),
         sampling=_decode_sampling(message.sampling),
         stop=_decode_stop(message),
-        arrival_time=now - message.age_us / 1e6,
+        arrival_time=now - min(message.age_us, _MAX_AGE_US) / 1e6,
         deadline=_decode_deadline(message.deadline_in_us, now),
         queue_deadline=_decode_deadline(message.queue_deadline_in_us, now),
         cache_salt=message.cache_salt,
@@ -99,8 +105,8 @@ def _decode_stop(message: pb.EngineCoreRequest) -> StopConditions:
 
 
 def decode_abort_reason(reason: pb.AbortReason.ValueType) -> str:
-    """Label of the aborted counter, in lower case."""
-    return pb.AbortReason.Name(reason).removeprefix("ABORT_REASON_").lower()
+    """Label of the aborted counter; a reason that only a newer frontend knows is unspecified."""
+    return _ABORT_REASONS.get(reason, "unspecified")
 
 
 # -- encoding ----------------------------------------------------------------------------------------------------------
@@ -168,7 +174,7 @@ class FrameEncoder:
                 return pb.ConnectResponse(pong=self._pong(message))
             case ShutdownNotice():
                 notice = pb.ShutdownNotice(
-                    drain_remaining_ms=int(message.drain_remaining_s * 1000),
+                    drain_remaining_ms=_to_ms(message.drain_remaining_s),
                     reason=message.reason,
                     requests_in_flight=len(live_handles()),
                 )
@@ -215,10 +221,9 @@ class FrameEncoder:
             prompt_tokens=stats.num_prompt_tokens,
             generation_tokens=stats.num_generation_tokens,
             steps=self._progress.num_steps,
-            last_step_us=int(self._progress.last_step_s * 1e6),
+            last_step_us=min(int(self._progress.last_step_s * 1e6), _MAX_UINT32),
             last_step_tokens=self._progress.last_step_tokens,
-            oldest_waiting_ms=0 if oldest is None else max(0, int((self._clock() - oldest) * 1000)),
-            rejected=stats.num_rejected,
+            oldest_waiting_ms=0 if oldest is None else _to_ms(self._clock() - oldest),
             state=_STATES[self._lifecycle.state],
         )
 
@@ -229,7 +234,7 @@ class FrameEncoder:
             client_monotonic_ns=pong.client_monotonic_ns,
             engine_monotonic_ns=int(self._clock() * _NS),
             step=self._progress.num_steps,
-            step_age_ms=int(self._progress.age_s() * 1000),
+            step_age_ms=_to_ms(self._progress.age_s()),
             state=_STATES[self._lifecycle.state],
         )
 
@@ -254,6 +259,7 @@ class FrameEncoder:
             kv_blocks_used=dump.num_used_blocks,
             kv_blocks_total=dump.num_total_blocks,
             invariant_violations=dump.violations,
+            thread_stacks=dump.thread_stacks,
             input_queue_depth=dump.input_queue_depth,
             output_queue_depth=dump.output_queue_depth,
             aborts_queue_depth=dump.aborts_queue_depth,
@@ -268,9 +274,14 @@ class FrameEncoder:
                 computed_tokens=request.num_computed_tokens,
                 blocks=request.num_blocks,
                 preemptions=request.num_preemptions,
-                age_ms=int(request.age_s * 1000),
+                age_ms=_to_ms(request.age_s),
             )
         return result
+
+
+def _to_ms(seconds: float) -> int:
+    """Milliseconds for a uint32 field; a value out of its range must not end a stream."""
+    return min(max(0, int(seconds * 1000)), _MAX_UINT32)
 
 
 def _fill_config(ready: pb.Ready, config: ResolvedConfig) -> None:

@@ -44,8 +44,11 @@ REASONS: dict[str, tuple[grpc.StatusCode, bool]] = {
     "UNSUPPORTED_FEATURE": (Code.UNIMPLEMENTED, False),
 }
 
-# gRPC refuses trailers above 8 KiB at random; texts are cut so that code, reason and metadata always arrive.
-MAX_MESSAGE_CHARS = 1024
+# Trailers must stay below 4 KiB: above 8 KiB gRPC drops them at random, and code and reason with them. The text travels
+# twice, once percent-encoded, which makes three bytes of each that is not ASCII.
+MAX_MESSAGE_BYTES = 512
+MAX_METADATA_BYTES = 128
+MAX_VIOLATIONS_BYTES = 1024
 
 
 def status_code(reason: str) -> grpc.StatusCode:
@@ -63,24 +66,42 @@ def is_retryable(error: StepwireError) -> bool:
 def to_status(error: StepwireError, **metadata: str | int) -> status_pb2.Status:
     """The rich status of an error. `metadata` (request_id, engine_id, tokens_emitted) goes into ErrorInfo."""
     code = status_code(error.reason)
-    status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=error.message[:MAX_MESSAGE_CHARS])
+    status = status_pb2.Status(code=code_pb2.Code.Value(code.name), message=cut(error.message, MAX_MESSAGE_BYTES))
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     for key, value in {**error.metadata, **metadata, "retryable": str(is_retryable(error)).lower()}.items():
         if value != "":
-            info.metadata[key] = str(value)[:MAX_MESSAGE_CHARS]
+            info.metadata[key] = cut(str(value), MAX_METADATA_BYTES)
     status.details.add().Pack(info)
     if error.violations:
-        bad_request = error_details_pb2.BadRequest()
-        for violation in error.violations:
-            bad_request.field_violations.add(
-                field=violation.field, description=violation.description[:MAX_MESSAGE_CHARS]
-            )
-        status.details.add().Pack(bad_request)
+        status.details.add().Pack(_bad_request(error))
     if error.retry_after_ms:
         delay = Duration()
         delay.FromMilliseconds(error.retry_after_ms)
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return status
+
+
+def _bad_request(error: StepwireError) -> error_details_pb2.BadRequest:
+    """As many violations as fit; the first ones say enough to mend the request."""
+    bad_request, num_bytes = error_details_pb2.BadRequest(), 0
+    for violation in error.violations:
+        field = cut(violation.field, MAX_METADATA_BYTES)
+        description = cut(violation.description, MAX_METADATA_BYTES)
+        num_bytes += len(field.encode()) + len(description.encode())
+        if num_bytes > MAX_VIOLATIONS_BYTES:
+            break
+        bad_request.field_violations.add(field=field, description=description)
+    return bad_request
+
+
+def cut(text: str, max_bytes: int) -> str:
+    """The start of a text that takes at most `max_bytes` in percent-encoding, cut between characters."""
+    num_bytes = 0
+    for index, character in enumerate(text[:max_bytes]):
+        num_bytes += 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode(errors="replace"))
+        if num_bytes > max_bytes:
+            return text[:index]
+    return text[:max_bytes]
 
 
 def trailers(error: StepwireError, **metadata: str | int) -> tuple[tuple[str, str | bytes], ...]:
@@ -96,7 +117,7 @@ async def abort_with(
 ) -> NoReturn:
     """End an asyncio RPC with this error. Raises, as `context.abort` does."""
     await context.abort(
-        status_code(error.reason), error.message[:MAX_MESSAGE_CHARS], trailing_metadata=trailers(error, **metadata)
+        status_code(error.reason), cut(error.message, MAX_MESSAGE_BYTES), trailing_metadata=trailers(error, **metadata)
     )
     raise AssertionError("context.abort always raises")
 
@@ -104,5 +125,5 @@ async def abort_with(
 def abort_sync(context: grpc.ServicerContext, error: StepwireError, **metadata: str | int) -> NoReturn:
     """End a threaded RPC with this error. Raises, as `context.abort` does."""
     context.set_trailing_metadata(trailers(error, **metadata))
-    context.abort(status_code(error.reason), error.message[:MAX_MESSAGE_CHARS])
+    context.abort(status_code(error.reason), cut(error.message, MAX_MESSAGE_BYTES))
     raise AssertionError("context.abort always raises")

@@ -7,6 +7,7 @@ lock. The answers of both probes come from cached state: `is_ready` and `is_aliv
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,9 +32,6 @@ ITL_BUCKETS = (
 # 1, 2, 5, 10, 20, 50, ... tokens. Histograms are made before a model is known, so it ends at a round million.
 TOKEN_COUNT_BUCKETS = (*(digit * 10**power for power in range(6) for digit in (1, 2, 5)), 1_000_000)
 COUNT_BUCKETS = (1, 2, 5, 10, 20)
-FAST_BUCKETS = (
-    0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1,
-)  # fmt: skip
 
 # How soon the endpoint notices that it is to close; it sleeps in between.
 CLOSE_POLL_S = 0.2
@@ -68,8 +66,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        # A scraper that hangs up is its own business; the default writes a traceback to stderr.
-        logger.debug("metrics request of %s failed", client_address, exc_info=True)
+        # A scraper that hangs up is its own business; anything else is a bug of ours.
+        level = logging.DEBUG if isinstance(sys.exc_info()[1], ConnectionError) else logging.ERROR
+        logger.log(level, "metrics request of %s failed", client_address, exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -56,7 +56,7 @@ class Driver:
 
     def __init__(self, directory: Path, num_blocks: int = 400) -> None:
         settings = EngineSettings(model=str(directory), device="cpu")
-        loaded = load_model(settings, directory, lambda _: None, lambda: False)
+        loaded = load_model(settings, directory, lambda _: None)
         self.backend = RecordingBackend(TransformersBackend("m", loaded))
         self.runner = ModelRunner(self.backend, loaded.dtype, loaded.device, max_num_seqs=4)
         self.runner.initialize_kv_cache(num_blocks, BLOCK_SIZE)

@@ -1,15 +1,19 @@
 """The real engine process around the fake executor: `python -m fakes.fake_engine_process [engine flags]`.
 
-Everything but the model is real: threads, queues, gRPC, signals, death. A prompt that starts with POISON_TOKEN kills
-it, one that starts with HANG_TOKEN hangs its step.
+Everything but the model is real: threads, queues, gRPC, signals, death. The special tokens of the fake executor make
+steps fail, hang or take time; two flags do the same for the load.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+
+from pydantic import Field
 
 from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import FailureCallback
+from engine_core.model_executor.startup_error import StartupError
 from engine_core.process import EngineProcess
 from engine_core.resolved_config import ServedModel
 from engine_core.startup import LoadedModel, Progress
@@ -17,13 +21,24 @@ from fakes.fake_executor import FakeExecutor
 from stepwire import log
 
 
+class FakeEngineSettings(EngineSettings):
+    """The engine's flags, and how its load goes."""
+
+    fake_load_s: float = Field(0.0, description="The load takes this long.")
+    fake_load_error: str = Field("", description="The load ends with this StartupError.")
+
+
 def load_fake(settings: EngineSettings, failure_callback: FailureCallback, progress: Progress) -> LoadedModel:
+    assert isinstance(settings, FakeEngineSettings)
     progress("loading the fake model")
+    threading.Event().wait(settings.fake_load_s)
+    if settings.fake_load_error:
+        raise StartupError(settings.fake_load_error)
     return LoadedModel(FakeExecutor(settings, failure_callback), ServedModel("fake", "", ""), b"")
 
 
 def main() -> int:
-    settings = EngineSettings.from_command_line()
+    settings = FakeEngineSettings.from_command_line()
     log.configure(settings.log_level, settings.log_format, "engine_core")
     return EngineProcess(settings, load_fake).run()
 

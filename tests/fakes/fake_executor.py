@@ -18,6 +18,8 @@ VOCAB_SIZE = 512
 # A prompt that starts with one of these makes the step fail or hang; for tests of death and of the watchdog.
 POISON_TOKEN = 500
 HANG_TOKEN = 501
+# Makes the executor report a failure through its callback, from another thread, while the step itself goes well.
+CALLBACK_TOKEN = 503
 # Each step that computes for such a prompt takes this long, as a real model would; for tests of drains.
 SLOW_TOKEN = 502
 SLOW_STEP_S = 0.005
@@ -79,6 +81,9 @@ class FakeExecutor:
             num_computed[new.key] = new.num_computed_tokens
             if new.prompt_token_ids[0] == POISON_TOKEN:
                 raise RuntimeError("poisoned prompt")
+            if new.prompt_token_ids[0] == CALLBACK_TOKEN:
+                error = RuntimeError("a worker died")
+                threading.Thread(target=self.failure_callback, args=(error,)).start()
             if new.prompt_token_ids[0] == HANG_TOKEN:
                 threading.Event().wait()
         for cached in scheduler_output.cached_requests:

@@ -82,7 +82,7 @@ class Scenario:
             "state": self._state,
         }
         yield from commands[verb](*names, **options)
-        assert self.scheduler.violations() == []
+        assert self.scheduler.check_integrity() == []
 
     # -- commands ----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from engine_core.server import MAX_STREAMS
 from fakes.fake_executor import HANG_TOKEN, SLOW_TOKEN
 from running_engine import EngineStream, RunningEngine, engine_request, running_engine
 from stepwire.engine.v1 import engine_core_pb2 as pb
@@ -110,6 +112,80 @@ def test_a_hung_step_is_seen_and_then_ends_the_engine() -> None:
         assert dead.cause == pb.ENGINE_DEATH_CAUSE_STEP_TIMEOUT
         assert list(dead.lost_handles) == [1]
         assert engine.wait() == 1
+
+
+@pytest.mark.parametrize("owner", ["none", "parent"])
+def test_a_hung_step_does_not_keep_an_engine_that_is_told_to_end(owner: str) -> None:
+    with running_engine("--owner", owner, "--drain-timeout-s", "0.2", "--stall-warn-s", "0.4") as engine:
+        stream = engine.connect()
+        stream.add(engine_request(1, [HANG_TOKEN]))
+        stream.until(lambda frame: frame.outputs.outputs)
+        if owner == "parent":
+            assert engine.process.stdin is not None
+            engine.process.stdin.close()
+        else:
+            engine.terminate()
+        stream.until(lambda frame: frame.HasField("shutdown"))
+        stream.rest()
+        assert stream.frames[-1].engine_dead.cause == pb.ENGINE_DEATH_CAUSE_STEP_TIMEOUT
+        assert engine.wait() == 1
+
+
+def test_loading_does_not_count_as_being_an_orphan() -> None:
+    flags = ["--owner", "session", "--orphan-timeout-s", "2", "--stall-warn-s", "0.4", "--fake-load-s", "3"]
+    with running_engine(*flags) as engine:
+        stream = engine.connect()
+        assert stream.next().HasField("ready")
+        stream.add(engine_request(1, [10] * 3, 2))
+        stream.until_finished(1)
+
+
+def test_connect_waits_for_the_model_and_is_told_when_it_fails() -> None:
+    with running_engine("--fake-load-s", "1", "--fake-load-error", "no such model") as engine:
+        with pytest.raises(grpc.RpcError) as caught:
+            engine.connect().next()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "no such model" in caught.value.details()
+        assert engine.wait() == 1
+        assert "Traceback" not in "".join(engine.log)
+
+
+def test_sigterm_while_the_model_loads_is_a_clean_exit() -> None:
+    with running_engine("--fake-load-s", "600") as engine:
+        engine.terminate()
+        assert engine.wait() == 0
+
+
+def test_a_model_that_loads_too_long_ends_the_engine() -> None:
+    with running_engine("--fake-load-s", "600", "--ready-timeout-s", "0.5") as engine:
+        assert engine.wait() == 1
+        assert "--ready-timeout-s" in "".join(engine.log)
+
+
+def test_an_open_watch_does_not_hold_up_the_exit_and_a_third_signal_changes_nothing() -> None:
+    with running_engine() as engine:
+        watch = health_pb2_grpc.HealthStub(engine.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        next(watch)
+        stream = start_slow_request(engine, 4000)
+        for _ in range(3):
+            engine.terminate()
+        assert stream.rest() is grpc.StatusCode.OK
+        assert stream.finishes[1].reason == pb.ENGINE_FINISH_REASON_ABORTED
+        assert engine.wait() == 0
+
+
+def test_streams_beyond_the_limit_are_refused_and_health_still_answers() -> None:
+    with running_engine() as engine:
+        silent = [engine.stub.Connect(iter(queue.SimpleQueue().get, None)) for _ in range(MAX_STREAMS)]
+        health = health_pb2_grpc.HealthStub(engine.channel)
+        refused = None
+        while refused is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+            with pytest.raises(grpc.RpcError) as caught:
+                engine.stub.Connect(iter([pb.ConnectRequest()])).next()
+            refused = caught.value.code()
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=10).status
+        for call in silent:
+            call.cancel()
 
 
 def test_a_second_engine_on_the_same_port_fails_with_one_sentence() -> None:

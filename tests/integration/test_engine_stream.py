@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from fakes.fake_executor import POISON_TOKEN, VOCAB_SIZE, next_token
+from fakes.fake_executor import CALLBACK_TOKEN, POISON_TOKEN, SLOW_TOKEN, VOCAB_SIZE, next_token
 from running_engine import RunningEngine, engine_request, running_engine
 from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2 as pb
@@ -137,6 +137,13 @@ def test_a_handle_sent_again_is_ignored(engine: RunningEngine) -> None:
         ({"stop_token_ids": [9999]}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "9999"),
         ({"max_tokens": 0}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "max_tokens"),
         ({"max_tokens": 1005}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "1008"),
+        ({"min_tokens": 6}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "min_tokens"),
+        (
+            {"repetition_detection": {"max_pattern_tokens": 2**31, "min_pattern_tokens": 1, "min_repeats": 2}},
+            pb.ENGINE_FINISH_REASON_REJECTED,
+            "FIELD_INVALID",
+            "256",
+        ),
         ({"sampling": pb.EngineSamplingParams()}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "top_p"),
         ({"queue_deadline_in_us": 1, "age_us": 5}, pb.ENGINE_FINISH_REASON_ERROR, "QUEUE_TIMEOUT", "queue timeout"),
         ({"deadline_in_us": 1}, pb.ENGINE_FINISH_REASON_ERROR, "DEADLINE", "deadline"),
@@ -153,6 +160,68 @@ def test_a_bad_request_fails_alone(
     assert words in finish.error.message
     assert stream.tokens[1] == expected_tokens([10] * 5, 40)
     assert_idle(engine)
+
+
+def test_an_absurd_age_harms_nobodys_statistics(engine: RunningEngine) -> None:
+    other, stream = engine.connect("other"), engine.connect()
+    other.add(engine_request(1, [10] * 5, 200))
+    stream.add(*(engine_request(handle, [10] * 5, 50, age_us=10**17) for handle in range(1, 100)))
+    stream.until_finished(*range(1, 100))
+    other.until_finished(1)
+
+
+def test_aborts_are_counted_by_reason_whichever_queue_brings_them(engine: RunningEngine) -> None:
+    before = engine.metric('requests_aborted_total{.*reason="client_cancelled"}')
+    stream = engine.connect()
+    stream.add(*(engine_request(handle, [SLOW_TOKEN] * 5, 900) for handle in range(1, 21)))
+    stream.until(lambda frame: frame.outputs.handles)
+    stream.abort(*range(1, 21))
+    stream.until_finished(*range(1, 21))
+    assert engine.metric('requests_aborted_total{.*reason="client_cancelled"}') == before + 20
+
+
+def test_an_abort_reason_of_a_newer_frontend_is_an_abort(engine: RunningEngine) -> None:
+    stream = engine.connect()
+    stream.add(engine_request(1, [SLOW_TOKEN] * 5, 900))
+    stream.until(lambda _: stream.tokens.get(1))
+    stream.send(abort=pb.AbortRequests(handles=[1], reason=77))  # type: ignore[arg-type]
+    stream.until_finished(1)
+    assert stream.finishes[1].reason == pb.ENGINE_FINISH_REASON_ABORTED
+
+
+def test_a_broken_repeat_of_a_live_handle_changes_nothing(engine: RunningEngine) -> None:
+    stream = engine.connect()
+    stream.add(engine_request(1, [SLOW_TOKEN] * 5, 60), engine_request(1, [512]))
+    stream.until_finished(1)
+    assert stream.finishes[1].reason == pb.ENGINE_FINISH_REASON_LENGTH
+    assert len(stream.tokens[1]) == 60
+    assert_idle(engine)
+
+
+def test_streams_that_break_while_their_prompts_are_hashed_leave_nothing_behind(engine: RunningEngine) -> None:
+    for round_number in range(10):
+        stream = engine.connect(f"broken-{round_number}")
+        stream.next()
+        stream.add(*(engine_request(handle, [10 + handle] * 900, 100) for handle in range(1, 60)))
+        if round_number % 2:
+            stream.until(lambda frame: frame.outputs.outputs)
+        stream.call.cancel()
+    observer = engine.connect("observer")
+    while observer.dump_state().dump_state.requests:
+        pass
+    assert_idle(engine)
+
+
+def test_a_new_session_hears_the_state_of_the_engine_at_once(engine: RunningEngine) -> None:
+    frame = engine.connect().until(lambda frame: frame.outputs.HasField("stats"))
+    assert frame.outputs.stats.kv_blocks_total == 63
+
+
+def test_a_dump_can_show_the_stacks(engine: RunningEngine) -> None:
+    stream = engine.connect()
+    stream.send(utility=pb.UtilityCall(call_id=3, dump_state={"include_stacks": True}))  # type: ignore[arg-type]
+    result = stream.until(lambda frame: frame.HasField("utility_result")).utility_result
+    assert "run_busy_loop" in result.dump_state.thread_stacks
 
 
 def test_a_full_queue_refuses_with_advice(engine: RunningEngine) -> None:
@@ -276,4 +345,15 @@ def test_an_executor_failure_is_the_last_frame_on_every_stream() -> None:
             assert (dead.cause_type, dead.message) == ("RuntimeError", "poisoned prompt")
             assert dead.report_id
         assert list(streams[0].frames[-1].engine_dead.lost_handles) == [7]
+        assert engine.wait() == 1
+
+
+def test_a_failure_the_executor_reports_by_callback_is_a_death_with_its_cause() -> None:
+    with running_engine() as engine:
+        stream = engine.connect()
+        stream.add(engine_request(1, [CALLBACK_TOKEN], 4000))
+        stream.rest()
+        dead = stream.frames[-1].engine_dead
+        assert dead.cause == pb.ENGINE_DEATH_CAUSE_EXECUTOR_FAILED
+        assert (dead.cause_type, dead.message) == ("RuntimeError", "a worker died")
         assert engine.wait() == 1

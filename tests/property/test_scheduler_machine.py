@@ -208,7 +208,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _step(self, abort_meanwhile: list[RequestKey]) -> None:
         expiring = self._expiring()
         step = self.scheduler.schedule(self.now)
-        assert self.scheduler.violations() == []
+        assert self.scheduler.check_integrity() == []
         self._check_limits(step)
         for key in step.num_scheduled_tokens:
             assert key not in expiring
@@ -275,7 +275,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def sound(self) -> None:
-        assert self.scheduler.violations() == []
+        assert self.scheduler.check_integrity() == []
 
     @invariant()
     def every_live_request_is_known_and_no_other(self) -> None:

@@ -161,7 +161,7 @@ def test_reset_is_refused_while_a_block_is_used() -> None:
     assert pool.reset_prefix_cache()
     assert find(pool, 10) is None
     assert (pool.num_cached, pool.num_available) == (0, 2)
-    assert pool.violations() == []
+    assert pool.check_integrity() == []
 
 
 def test_free_list_stays_in_order_over_a_long_run() -> None:
@@ -208,6 +208,6 @@ def test_self_check_sees_damage(corrupt: Callable[[BlockPool], None]) -> None:
     cached = fill(pool, 10)
     pool.free(taken)
     pool.free(cached)
-    assert pool.violations() == []
+    assert pool.check_integrity() == []
     corrupt(pool)
-    assert pool.violations() != []
+    assert pool.check_integrity() != []

@@ -42,3 +42,13 @@ def test_key_is_the_key_of_the_request() -> None:
     deadlines = Deadlines()
     deadlines.push(make_request(7, 3, queue_deadline=0.0))
     assert list(deadlines.pop_passed(0.0)) == [(request_key(7), True)]
+
+
+def test_entries_of_ended_requests_can_be_forgotten() -> None:
+    deadlines = Deadlines()
+    for handle, time in [(1, 3.0), (2, 1.0), (3, 2.0)]:
+        deadlines.push(make_request(handle, 3, deadline=time, queue_deadline=time))
+    deadlines.forget_ended({request_key(1), request_key(3)})
+    assert len(deadlines) == 4
+    assert passed(deadlines, 2.5) == [(3, False), (3, True)]
+    assert passed(deadlines, 9.0) == [(1, False), (1, True)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2
@@ -81,3 +83,21 @@ def test_trailers_carry_pushback_and_stay_small():
     assert len(plain["grpc-status-details-bin"]) < 4096
     assert "grpc-retry-pushback-ms" not in plain
     assert dict(grpc_errors.trailers(OverloadedError("x", retry_after_ms=70)))["grpc-retry-pushback-ms"] == "70"
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "é" * 5000, "😀" * 5000, "%" * 5000, "a" * 511 + "😀"])
+def test_no_text_and_no_number_of_violations_makes_trailers_too_large(text: str):
+    violations = tuple(FieldViolation(text, text) for _ in range(200))
+    error = InvalidRequestError(text, violations=violations, metadata={"key": text})
+    [details_bin] = [value for key, value in grpc_errors.trailers(error, request_id=text) if key.endswith("-bin")]
+    num_message_bytes = len(quote(grpc_errors.cut(text, grpc_errors.MAX_MESSAGE_BYTES)))
+    assert num_message_bytes <= grpc_errors.MAX_MESSAGE_BYTES
+    # Binary metadata travels in base64.
+    assert num_message_bytes + len(details_bin) * 4 / 3 < 4096
+    assert details(error)["BadRequest"].field_violations
+
+
+def test_cut_keeps_what_fits_and_never_half_a_character():
+    assert grpc_errors.cut("short", 10) == "short"
+    assert grpc_errors.cut("abcé", 8) == "abc"
+    assert grpc_errors.cut("abcé", 9) == "abcé"

@@ -84,7 +84,7 @@ def test_what_does_not_fit_changes_nothing(manager: KVCacheManager) -> None:
     assert manager.block_ids("b") == []
     assert len(manager.block_ids("a")) == 5
     assert [block.ref_count for block in hits] == [0, 0]
-    assert manager.violations() == []
+    assert manager.check_integrity() == []
 
 
 @pytest.mark.parametrize(("num_tokens", "num_hits"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (12, 2), (20, 2)])
@@ -107,7 +107,7 @@ def test_hit_shares_the_blocks(manager: KVCacheManager) -> None:
     manager.free("old")
     assert manager.block_ids("new") == [1, 2, 4]
     assert counts(manager) == (3, 0, 5)
-    assert manager.violations() == []
+    assert manager.check_integrity() == []
 
 
 def test_salts_share_nothing(manager: KVCacheManager) -> None:
@@ -173,7 +173,7 @@ def test_release_is_complete_and_idempotent(manager: KVCacheManager) -> None:
     manager.free("never seen")
     assert counts(manager) == (0, 0, 8)
     assert manager.block_ids("a") == []
-    assert manager.violations() == []
+    assert manager.check_integrity() == []
 
 
 def test_computed_blocks_can_only_start_a_table(manager: KVCacheManager) -> None:
@@ -187,9 +187,9 @@ def test_computed_blocks_can_only_start_a_table(manager: KVCacheManager) -> None
 def test_self_check_sees_a_shared_block_that_is_not_full(manager: KVCacheManager) -> None:
     manager.allocate_slots("a", 3)
     manager.allocate_slots("b", 3, [manager.pool.blocks[1]])
-    assert any("shared and not full" in found for found in manager.violations())
+    assert any("shared and not full" in found for found in manager.check_integrity())
 
 
 def test_self_check_sees_a_block_without_table(manager: KVCacheManager) -> None:
     manager.pool.allocate(1)
-    assert manager.violations() != []
+    assert manager.check_integrity() != []

@@ -14,7 +14,7 @@ from engine_core.config import EngineSettings
 from engine_core.model_executor import loader
 from engine_core.model_executor.loader import LoadedModel, load_model
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
-from engine_core.model_executor.startup_error import LoadAbandonedError, StartupError
+from engine_core.model_executor.startup_error import StartupError
 from fakes.tiny_models import save_tiny_model, tiny_configs
 
 
@@ -28,8 +28,8 @@ def model_dir(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "llama")
 
 
-def load(path, should_stop=lambda: False, **settings) -> LoadedModel:
-    return load_model(EngineSettings(model="m", device="cpu", **settings), path, lambda _: None, should_stop)
+def load(path, **settings) -> LoadedModel:
+    return load_model(EngineSettings(model="m", device="cpu", **settings), path, lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_probe_finds_the_layers_and_the_vocabulary(saved):
 def test_cuda_where_there_is_none(saved, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(StartupError, match="--device cuda: torch sees no CUDA device"):
-        load_model(EngineSettings(device="cuda"), saved, lambda _: None, lambda: False)
+        load_model(EngineSettings(device="cuda"), saved, lambda _: None)
 
 
 def test_too_little_memory_is_said_before_loading(saved, monkeypatch):
@@ -77,11 +77,6 @@ def test_a_missing_shard(saved, tmp_path):
     next(tmp_path.glob("model-*.safetensors")).unlink()
     with pytest.raises(StartupError, match="--model m: its weights can not be read"):
         load(tmp_path)
-
-
-def test_stop_during_load(saved):
-    with pytest.raises(LoadAbandonedError):
-        load(saved, should_stop=lambda: True)
 
 
 def test_missing_weights_are_not_replaced_by_random_ones(model_dir):

@@ -5,7 +5,7 @@ free (no content) + cached (content, no user) + used (reference count > 0) + the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from engine_core.kv_cache.block import FreeBlockQueue, KVCacheBlock
 from stepwire.errors import InvariantViolation
@@ -49,7 +49,7 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_total - len(self._free)
 
-    def find(self, block_hash: bytes, token_ids: Sequence[int]) -> KVCacheBlock | None:
+    def find(self, block_hash: bytes, token_ids: list[int]) -> KVCacheBlock | None:
         """A block with this content, or None. A hash whose stored tokens differ is a miss, and counted."""
         candidates = self._by_hash.get(block_hash)
         if not candidates:
@@ -111,7 +111,7 @@ class BlockPool:
         self._num_cached_free = 0
         return True
 
-    def violations(self) -> list[str]:
+    def check_integrity(self) -> list[str]:
         """Broken invariants in words; empty = sound. Walks all blocks: for idle moments, tests and DumpState."""
         free_ids = [block.block_id for block in self._free]
         found: list[str] = []

@@ -66,6 +66,8 @@ class KVCacheManager:
         those included; None = does not fit, and nothing has changed.
         """
         table = self._tables.get(key, [])
+        if num_tokens <= 0:
+            raise InvariantViolation(f"{key} asked for room for {num_tokens} tokens")
         if table and computed_blocks:
             raise InvariantViolation(f"{key} has blocks already and can not start from computed ones")
         num_new = self.num_blocks_for(num_tokens) - len(table) - len(computed_blocks)
@@ -104,13 +106,13 @@ class KVCacheManager:
         self._num_registered.pop(key, None)
         self.pool.free(reversed(self._tables.pop(key, [])))
 
-    def violations(self) -> list[str]:
+    def check_integrity(self) -> list[str]:
         """Broken invariants of pool and tables in words; empty = sound."""
         users: dict[int, int] = {}
         for table in self._tables.values():
             for block in table:
                 users[block.block_id] = users.get(block.block_id, 0) + 1
-        found = self.pool.violations()
+        found = self.pool.check_integrity()
         for block in self.pool.blocks[1:]:
             num_users = users.get(block.block_id, 0)
             if block.ref_count != num_users:

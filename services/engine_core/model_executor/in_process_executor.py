@@ -6,14 +6,13 @@ the failure callback of executors with workers has no use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
 import torch
 
 from engine_core.config import EngineSettings
-from engine_core.model_executor.executor import FailureCallback, ModelInfo
+from engine_core.model_executor.executor import ModelInfo
 from engine_core.model_executor.kv_cache_size import determine_num_blocks
 from engine_core.model_executor.loader import LoadedModel, load_model
 from engine_core.model_executor.model_cache import Progress
@@ -27,19 +26,12 @@ _WARM_UP_TOKENS = 16
 
 
 class InProcessExecutor:
-    """Implements `Executor`. Construction loads the model; raises StartupError, or LoadAbandonedError when told so."""
+    """Implements `Executor`. Construction loads the model; raises StartupError."""
 
-    def __init__(
-        self,
-        settings: EngineSettings,
-        model_path: Path,
-        failure_callback: FailureCallback,
-        progress: Progress,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, settings: EngineSettings, model_path: Path, progress: Progress) -> None:
         self._settings = settings
         self._progress = progress
-        loaded = load_model(settings, model_path, progress, should_stop)
+        loaded = load_model(settings, model_path, progress)
         self._device = loaded.device
         backend = TransformersBackend(settings.model, loaded)
         self._runner: ModelRunner | None = ModelRunner(backend, loaded.dtype, loaded.device, settings.max_num_seqs)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from engine_core.model_executor.attention import transformers_interface
 from engine_core.model_executor.host_memory import available_bytes, format_gib
 from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.models.support import require_supported
-from engine_core.model_executor.startup_error import LoadAbandonedError, StartupError
+from engine_core.model_executor.startup_error import StartupError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -42,25 +41,16 @@ class LoadedModel:
         return sum(parameter.numel() * parameter.element_size() for parameter in self.module.parameters())
 
 
-def load_model(
-    settings: EngineSettings, path: Path, progress: Progress, should_stop: Callable[[], bool]
-) -> LoadedModel:
-    """Load the model in `path`. Raises StartupError, or LoadAbandonedError when asked to stop between two steps."""
+def load_model(settings: EngineSettings, path: Path, progress: Progress) -> LoadedModel:
+    """Load the model in `path`. Raises StartupError."""
     device = _choose_device(settings)
     config = _read_config(settings, path)
     require_supported(settings.model, config)
     dtype = _choose_dtype(settings, config, device)
     _require_memory(settings, path, dtype, device)
-    _stop_if_asked(should_stop)
     progress(f"loading {settings.model} in {str(dtype).removeprefix('torch.')} on {device}")
     module = _load_module(settings, path, config, dtype, device)
-    _stop_if_asked(should_stop)
     return LoadedModel(module.eval(), config.get_text_config(), dtype, device)
-
-
-def _stop_if_asked(should_stop: Callable[[], bool]) -> None:
-    if should_stop():
-        raise LoadAbandonedError
 
 
 def _choose_device(settings: EngineSettings) -> torch.device:

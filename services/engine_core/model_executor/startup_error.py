@@ -8,10 +8,3 @@ from __future__ import annotations
 
 class StartupError(Exception):
     """The model side can not start, and a person has to change something."""
-
-
-class LoadAbandonedError(Exception):
-    """The caller asked to stop while the model was being loaded; not a failure."""
-
-    def __init__(self) -> None:
-        super().__init__("loading was abandoned on request")

@@ -20,7 +20,6 @@ class SchedulerCounters:
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
-    num_rejected: int = 0
 
     def count_prefix_lookup(self, request: Request, num_hit_tokens: int) -> None:
         """First look-ups and repeats after a preemption are counted apart: the latter flatter the hit rate."""
@@ -56,6 +55,7 @@ class SchedulerCounters:
             num_preemptions=self.num_preemptions,
             num_prompt_tokens=self.num_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,
-            num_rejected=self.num_rejected,
+            num_evictions=pool.num_evictions,
+            num_collisions=pool.num_collisions,
             oldest_waiting_time=oldest_waiting_time,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from engine_core.scheduler.output import RequestError
 from engine_core.scheduler.request import Request, RequestKey
@@ -13,7 +13,7 @@ QUEUE_TIMEOUT = RequestError("QUEUE_TIMEOUT", "the request was not scheduled wit
 
 
 class Deadlines:
-    """Min-heap. Entries of ended requests stay until their time and are skipped by the caller."""
+    """Min-heap. Entries of ended requests stay until their time or `forget_ended`; the caller skips them."""
 
     def __init__(self) -> None:
         # (time, order of arrival, request, whether it holds for the waiting time only)
@@ -26,6 +26,14 @@ class Deadlines:
             if time is not None:
                 self._num_pushed += 1
                 heapq.heappush(self._heap, (time, self._num_pushed, request.key, is_queue_deadline))
+
+    def forget_ended(self, live: Container[RequestKey]) -> None:
+        """Drop the entries of ended requests: a caller's far deadline must not hold memory until it comes."""
+        self._heap = [entry for entry in self._heap if entry[2] in live]
+        heapq.heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def pop_passed(self, now: float) -> Iterator[tuple[RequestKey, bool]]:
         """Keys whose time has come, and whether it was the queue's."""

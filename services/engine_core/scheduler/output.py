@@ -137,7 +137,10 @@ class SchedulerStats:
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
-    num_rejected: int = 0
+    # Cached blocks handed out again.
+    num_evictions: int = 0
+    # Hits whose stored tokens differed.
+    num_collisions: int = 0
     oldest_waiting_time: float | None = None
 
 

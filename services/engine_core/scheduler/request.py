@@ -27,10 +27,6 @@ class RequestStatus(enum.Enum):
     FINISHED_REPETITION = enum.auto()
     FINISHED_REJECTED = enum.auto()
 
-    @property
-    def is_finished(self) -> bool:
-        return self in FINISHED
-
 
 FINISHED = frozenset(status for status in RequestStatus if status.name.startswith("FINISHED_"))
 
@@ -72,9 +68,9 @@ class SamplingParams:
     # Each variant of each bad word as tokens; none is empty.
     bad_words: tuple[tuple[int, ...], ...] = ()
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+
+# The detector looks at every pattern length after every token, on the step loop.
+MAX_PATTERN_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +141,6 @@ class Request:
     def max_num_tokens(self) -> int:
         """Most tokens this request can ever hold."""
         return len(self.prompt_token_ids) + self.stop.max_tokens
-
-    @property
-    def is_finished(self) -> bool:
-        return self.status.is_finished
 
     @property
     def was_scheduled(self) -> bool:

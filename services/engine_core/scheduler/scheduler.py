@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from engine_core.kv_cache.block import KVCacheBlock
 from engine_core.kv_cache.block_hash import BlockHasher
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
+from engine_core.scheduler.admission import admission_error
 from engine_core.scheduler.counters import SchedulerCounters
 from engine_core.scheduler.deadlines import DEADLINE, QUEUE_TIMEOUT, Deadlines
 from engine_core.scheduler.output import (
@@ -23,7 +24,6 @@ from engine_core.scheduler.output import (
     ModelRunnerOutput,
     NewRequestData,
     PrefillStats,
-    RequestError,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -67,8 +67,8 @@ FINISH_REASONS = {
     RequestStatus.FINISHED_REJECTED: FinishReason.REJECTED,
 }
 
-# Advice with QUEUE_FULL; the queue moves at the pace of finished answers, which is seconds.
-RETRY_AFTER_MS = 1000
+# Entries of ended requests that may gather before the heap of deadlines is cleaned.
+DEADLINES_SLACK = 1024
 
 
 class Scheduler:
@@ -95,38 +95,28 @@ class Scheduler:
 
     def add_request(self, request: Request, now: float) -> EngineCoreOutput:
         """Queue a request. The output says QUEUED, or REJECTED with the reason: it was never scheduled."""
-        error = self._admission_error(request)
+        error = admission_error(
+            request,
+            self.waiting,
+            self.kv_cache_manager,
+            max_queued_requests=self.config.max_queued_requests,
+            max_queued_tokens=self.config.max_queued_tokens,
+        )
         if error is not None:
-            self._counters.num_rejected += 1
             request.set_status(RequestStatus.FINISHED_REJECTED)
             return EngineCoreOutput(request.key, finish=Finish(FinishReason.REJECTED, error=error))
         self._extend_block_hashes(request)
         self.requests[request.key] = request
         self.waiting.append(request)
         self._deadlines.push(request)
+        if len(self._deadlines) > 2 * len(self.requests) + DEADLINES_SLACK:
+            self._deadlines.forget_ended(self.requests)
         return EngineCoreOutput(request.key, events=[(EventType.QUEUED, now)])
 
     def finish_requests(self, keys: Iterable[RequestKey] | None, status: RequestStatus) -> list[EngineCoreOutput]:
         """End requests from outside, at once. None = all; unknown and ended keys are ignored."""
         targets = list(self.requests) if keys is None else list(keys)
         return [self._finish(self.requests[key], status) for key in targets if key in self.requests]
-
-    def _admission_error(self, request: Request) -> RequestError | None:
-        # The only place where "never fits" is decided: afterwards some request can always progress.
-        if not self.kv_cache_manager.can_ever_fit(request.max_num_tokens):
-            pool = self.kv_cache_manager.pool
-            capacity = pool.num_total * self.kv_cache_manager.block_size
-            return RequestError(
-                "KV_CAPACITY",
-                f"prompt and max_tokens need {request.max_num_tokens} tokens of KV cache; it holds {capacity}",
-            )
-        if len(self.waiting) >= self.config.max_queued_requests:
-            limit = f"{self.config.max_queued_requests} requests are queued, which is the limit"
-            return RequestError("QUEUE_FULL", limit, retryable=True, retry_after_ms=RETRY_AFTER_MS)
-        if self.waiting.num_tokens + request.num_tokens > self.config.max_queued_tokens:
-            limit = f"{self.waiting.num_tokens} tokens are queued; the limit is {self.config.max_queued_tokens}"
-            return RequestError("QUEUE_FULL", limit, retryable=True, retry_after_ms=RETRY_AFTER_MS)
-        return None
 
     # -- steps out ---------------------------------------------------------------------------------------------------
 
@@ -217,7 +207,8 @@ class Scheduler:
         block_ids = self.kv_cache_manager.block_ids(request.key)
         self.waiting.remove(request)
         self.running.append(request)
-        self._counters.count_prefix_lookup(request, num_computed_tokens)
+        if self.kv_cache_manager.pool.enable_caching:
+            self._counters.count_prefix_lookup(request, num_computed_tokens)
         request.num_computed_tokens = num_computed_tokens
         if request.was_scheduled:
             request.events.append((EventType.RESUMED, now))
@@ -328,9 +319,9 @@ class Scheduler:
             pool=self.kv_cache_manager.pool,
         )
 
-    def violations(self) -> list[str]:
+    def check_integrity(self) -> list[str]:
         """Broken invariants in words; empty = sound. For idle moments, tests and DumpState."""
-        found = self.kv_cache_manager.violations()
+        found = self.kv_cache_manager.check_integrity()
         queued = {request.key for request in self.waiting} | {request.key for request in self.running}
         if queued != set(self.requests) or len(self.waiting) + len(self.running) != len(self.requests):
             found.append("a request is in no queue, or in two")

@@ -30,7 +30,7 @@ def repeats(token_ids: list[int], detection: RepetitionDetection) -> bool:
         span = length * detection.min_repeats
         if span > len(token_ids):
             return False
-        # A tail of period `length` equals itself moved by `length`.
-        if token_ids[-span:-length] == token_ids[length - span :]:
+        # A tail of period `length` equals itself moved by `length`; most lengths fail at the last token already.
+        if token_ids[-1] == token_ids[-1 - length] and token_ids[-span:-length] == token_ids[length - span :]:
             return True
     return False

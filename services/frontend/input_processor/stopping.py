@@ -8,15 +8,20 @@ from stepwire.v1 import common_pb2
 
 # Each is searched for at every token, on the event loop: one caller must not slow down all others.
 MAX_STOP_STRINGS = 256
+# Output is held back, and replayed when it is resumed, as far as a stop string reaches.
+MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 1024
 MIN_REPEATS = 2
+# The engine compares every pattern length after every token, on its step loop.
+MAX_PATTERN_TOKENS = 256
 
 
 def check_stop(given: common_pb2.StopConditions, vocab_size: int, *, has_text: bool, checks: FieldChecks) -> None:
     """Everything that can be said before the prompt is tokenized."""
-    stops = list(given.stop)
-    checks.strings("stop.stop", stops, MAX_STOP_STRINGS)
+    stops = given.stop
+    checks.strings("stop.stop", stops, max_count=MAX_STOP_STRINGS, max_chars=MAX_STOP_STRING_CHARS)
     checks.require(has_text or not stops, "stop.stop", "stop strings need text output, but output.text is false")
-    checks.token_ids("stop.stop_token_ids", given.stop_token_ids, vocab_size)
+    checks.token_ids("stop.stop_token_ids", given.stop_token_ids, vocab_size, max_count=MAX_STOP_TOKEN_IDS)
     if given.HasField("max_tokens"):
         checks.require(given.max_tokens >= 1, "stop.max_tokens", f"{given.max_tokens} is less than 1")
         checks.require(
@@ -49,6 +54,7 @@ def _check_repetition(given: common_pb2.StopConditions.RepetitionDetection, chec
     if not given.max_pattern_tokens:
         return
     field = "stop.repetition_detection"
+    checks.integer(f"{field}.max_pattern_tokens", given.max_pattern_tokens, 1, MAX_PATTERN_TOKENS)
     checks.integer(f"{field}.min_pattern_tokens", given.min_pattern_tokens, 1, given.max_pattern_tokens)
     checks.require(
         given.min_repeats >= MIN_REPEATS, f"{field}.min_repeats", f"{given.min_repeats} is less than {MIN_REPEATS}"

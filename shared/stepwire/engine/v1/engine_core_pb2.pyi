@@ -307,7 +307,6 @@ class Hello(_message.Message):
     FEATURES_FIELD_NUMBER: _builtins.int
     EXPECT_MODEL_FIELD_NUMBER: _builtins.int
     EXPECT_TOKENIZER_SHA256_FIELD_NUMBER: _builtins.int
-    STATS_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     SESSION_GRACE_MS_FIELD_NUMBER: _builtins.int
     EXPECT_BOOT_ID_FIELD_NUMBER: _builtins.int
     protocol_min: _builtins.int
@@ -324,8 +323,6 @@ class Hello(_message.Message):
     """Empty = any. A different model is FAILED_PRECONDITION."""
     expect_tokenizer_sha256: _builtins.str
     """Empty = any. A different tokenizer is FAILED_PRECONDITION."""
-    stats_interval_ms: _builtins.int
-    """How often to send SchedulerStats when nothing else is sent; 0 = engine default."""
     session_grace_ms: _builtins.int
     """Keep the session's requests this long after a broken stream; capped by the engine."""
     expect_boot_id: _builtins.str
@@ -346,13 +343,12 @@ class Hello(_message.Message):
         features: _abc.Iterable[_builtins.str] | None = ...,
         expect_model: _builtins.str = ...,
         expect_tokenizer_sha256: _builtins.str = ...,
-        stats_interval_ms: _builtins.int = ...,
         session_grace_ms: _builtins.int = ...,
         expect_boot_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_resume_after_batch", b"_resume_after_batch", "resume_after_batch", b"resume_after_batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resume_after_batch", b"_resume_after_batch", "client_id", b"client_id", "client_version", b"client_version", "expect_boot_id", b"expect_boot_id", "expect_model", b"expect_model", "expect_tokenizer_sha256", b"expect_tokenizer_sha256", "features", b"features", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "resume_after_batch", b"resume_after_batch", "session_grace_ms", b"session_grace_ms", "session_id", b"session_id", "stats_interval_ms", b"stats_interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_resume_after_batch", b"_resume_after_batch", "client_id", b"client_id", "client_version", b"client_version", "expect_boot_id", b"expect_boot_id", "expect_model", b"expect_model", "expect_tokenizer_sha256", b"expect_tokenizer_sha256", "features", b"features", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "resume_after_batch", b"resume_after_batch", "session_grace_ms", b"session_grace_ms", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__resume_after_batch: _TypeAlias = _typing.Literal["resume_after_batch"]  # noqa: Y015
     _WhichOneofArgType__resume_after_batch: _TypeAlias = _typing.Literal["_resume_after_batch", b"_resume_after_batch"]  # noqa: Y015
@@ -566,24 +562,20 @@ class UtilityCall(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CALL_ID_FIELD_NUMBER: _builtins.int
-    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     DUMP_STATE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Unique in the session."""
-    timeout_ms: _builtins.int
-    """0 = no limit. When it passes, the engine answers DEADLINE_EXCEEDED; a late result is dropped."""
     @_builtins.property
     def dump_state(self) -> _control_pb2.DumpStateArgs: ...
     def __init__(
         self,
         *,
         call_id: _builtins.int = ...,
-        timeout_ms: _builtins.int = ...,
         dump_state: _control_pb2.DumpStateArgs | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "dump_state", b"dump_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "dump_state", b"dump_state", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "dump_state", b"dump_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["dump_state"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
@@ -861,7 +853,7 @@ class EngineCoreOutputs(_message.Message):
     OUTPUTS_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
     batch_seq: _builtins.int
-    """1, 2, 3, ... in each session. Coalesced batches take the number of the newest."""
+    """1, 2, 3, ... in each session, numbered as they are written: what was coalesced counts as one."""
     step: _builtins.int
     """Step counter of the engine."""
     monotonic_ns: _builtins.int
@@ -1174,12 +1166,11 @@ class SchedulerStats(_message.Message):
     LAST_STEP_US_FIELD_NUMBER: _builtins.int
     LAST_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     OLDEST_WAITING_MS_FIELD_NUMBER: _builtins.int
-    REJECTED_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     waiting_tokens: _builtins.int
-    """Prompt tokens queued and not in the prefix cache."""
+    """Known tokens of the waiting requests."""
     kv_blocks_used: _builtins.int
     """Referenced by a request."""
     kv_blocks_cached: _builtins.int
@@ -1198,7 +1189,6 @@ class SchedulerStats(_message.Message):
     last_step_us: _builtins.int
     last_step_tokens: _builtins.int
     oldest_waiting_ms: _builtins.int
-    rejected: _builtins.int
     state: _common_pb2.EngineState.ValueType
     def __init__(
         self,
@@ -1220,12 +1210,11 @@ class SchedulerStats(_message.Message):
         last_step_us: _builtins.int = ...,
         last_step_tokens: _builtins.int = ...,
         oldest_waiting_ms: _builtins.int = ...,
-        rejected: _builtins.int = ...,
         state: _common_pb2.EngineState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_tokens", b"generation_tokens", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "last_step_tokens", b"last_step_tokens", "last_step_us", b"last_step_us", "oldest_waiting_ms", b"oldest_waiting_ms", "preempted_hit_tokens", b"preempted_hit_tokens", "preempted_query_tokens", b"preempted_query_tokens", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "prompt_tokens", b"prompt_tokens", "rejected", b"rejected", "running", b"running", "state", b"state", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_tokens", b"generation_tokens", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "last_step_tokens", b"last_step_tokens", "last_step_us", b"last_step_us", "oldest_waiting_ms", b"oldest_waiting_ms", "preempted_hit_tokens", b"preempted_hit_tokens", "preempted_query_tokens", b"preempted_query_tokens", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "prompt_tokens", b"prompt_tokens", "running", b"running", "state", b"state", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

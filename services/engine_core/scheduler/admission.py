@@ -1,0 +1,38 @@
+"""Whether a request may be queued at all. Pure; the only place where "never fits" is decided."""
+
+from __future__ import annotations
+
+from engine_core.kv_cache.kv_cache_manager import KVCacheManager
+from engine_core.scheduler.output import RequestError
+from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_queue import RequestQueue
+
+# Advice with QUEUE_FULL; the queue moves at the pace of finished answers, which is seconds.
+RETRY_AFTER_MS = 1000
+
+
+def admission_error(
+    request: Request,
+    waiting: RequestQueue,
+    kv_cache_manager: KVCacheManager,
+    *,
+    max_queued_requests: int,
+    max_queued_tokens: int,
+) -> RequestError | None:
+    """Why the request is refused, or None. What is queued fits the whole cache, so that it can always progress."""
+    if not kv_cache_manager.can_ever_fit(request.max_num_tokens):
+        capacity = kv_cache_manager.pool.num_total * kv_cache_manager.block_size
+        return RequestError(
+            "KV_CAPACITY",
+            f"prompt and max_tokens need {request.max_num_tokens} tokens of KV cache; it holds {capacity}",
+        )
+    if len(waiting) >= max_queued_requests:
+        return _queue_full(f"{len(waiting)} requests are queued; the limit is {max_queued_requests}")
+    # An empty queue takes any request: a limit below one prompt would refuse it for ever, and call that temporary.
+    if waiting and waiting.num_tokens + request.num_tokens > max_queued_tokens:
+        return _queue_full(f"{waiting.num_tokens} tokens are queued; the limit is {max_queued_tokens}")
+    return None
+
+
+def _queue_full(message: str) -> RequestError:
+    return RequestError("QUEUE_FULL", message, retryable=True, retry_after_ms=RETRY_AFTER_MS)

@@ -1,0 +1,160 @@
+"""Outboxes: order, merging, the end, and what happens to a session nobody reads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from engine_core.messages import DeathCause, EngineCoreDead, Pong
+from engine_core.output_queue import OutputQueue, coalesce
+from engine_core.scheduler.output import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    Finish,
+    FinishReason,
+    PrefillStats,
+    SchedulerStats,
+)
+from engine_core.scheduler.request import EventType
+
+ONE_RUNS, TWO_RUN = SchedulerStats(num_running=1), SchedulerStats(num_running=2)
+DEAD = EngineCoreDead(DeathCause.STEP_FAILED, "RuntimeError", "boom", 3)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def output_queue(clock: Clock) -> OutputQueue:
+    return OutputQueue(clock, max_bytes=1000, max_age_s=30.0)
+
+
+def batch(step: int, *outputs: EngineCoreOutput, stats: SchedulerStats | None = None) -> EngineCoreOutputs:
+    return EngineCoreOutputs(step, float(step), list(outputs), stats)
+
+
+def tokens(handle: int, *token_ids: int, **fields: object) -> EngineCoreOutput:
+    return EngineCoreOutput(("s", handle), list(token_ids), **fields)  # type: ignore[arg-type]
+
+
+def test_what_waits_is_merged_for_each_request_and_nothing_is_lost() -> None:
+    finish = Finish(FinishReason.LENGTH)
+    merged, pong = coalesce(
+        [
+            batch(
+                1, tokens(1, 10, events=[(EventType.QUEUED, 0.0)]), tokens(2, 20), stats=SchedulerStats(num_running=1)
+            ),
+            Pong(1, False, 0),
+            batch(2, tokens(1, 11, prefill=PrefillStats(3, 0)), stats=TWO_RUN),
+            batch(3, tokens(1, 12, finish=finish, events=[(EventType.FIRST_TOKEN, 1.0)]), tokens(3, 30)),
+        ]
+    )
+    assert isinstance(merged, EngineCoreOutputs)
+    assert pong == Pong(1, False, 0)
+    assert (merged.step, merged.time, merged.stats) == (3, 3.0, TWO_RUN)
+    assert [(output.key[1], output.new_token_ids) for output in merged.outputs] == [
+        (1, [10, 11, 12]),
+        (2, [20]),
+        (3, [30]),
+    ]
+    first = merged.outputs[0]
+    assert first.events == [(EventType.QUEUED, 0.0), (EventType.FIRST_TOKEN, 1.0)]
+    assert (first.prefill, first.finish) == (PrefillStats(3, 0), finish)
+
+
+def test_one_batch_is_passed_on_as_it_is() -> None:
+    only = batch(1, tokens(1, 10))
+    assert coalesce([only]) == [only]
+
+
+def test_the_death_is_the_last_message_whatever_is_put_meanwhile(output_queue: OutputQueue) -> None:
+    outbox = output_queue.attach("s")
+    output_queue.put("s", batch(1, tokens(1, 10)))
+    output_queue.put_dead(DEAD)
+    output_queue.put("s", Pong(1, False, 0))
+    taken = outbox.take()
+    assert taken is not None
+    assert taken[-1] == DEAD
+    assert len(taken) == 2
+    assert outbox.take() is None
+
+
+def test_a_session_that_attaches_after_the_death_is_told_too(output_queue: OutputQueue) -> None:
+    output_queue.put_dead(DEAD)
+    outbox = output_queue.attach("late")
+    assert outbox.take() == [DEAD]
+    assert outbox.take() is None
+
+
+def test_take_waits_for_a_message(output_queue: OutputQueue) -> None:
+    outbox = output_queue.attach("s")
+    taken: list[object] = []
+    thread = threading.Thread(target=lambda: taken.append(outbox.take()))
+    thread.start()
+    output_queue.put("s", Pong(1, False, 0))
+    thread.join(10)
+    assert taken == [[Pong(1, False, 0)]]
+
+
+def test_a_detached_or_unknown_session_gets_nothing(output_queue: OutputQueue) -> None:
+    outbox = output_queue.attach("s")
+    output_queue.detach("s", outbox)
+    output_queue.put("s", Pong(1, False, 0))
+    assert len(outbox) == 0
+
+
+def test_detaching_an_old_outbox_leaves_the_new_one(output_queue: OutputQueue) -> None:
+    old = output_queue.attach("s")
+    new = output_queue.attach("s")
+    output_queue.detach("s", old)
+    output_queue.put("s", Pong(1, False, 0))
+    assert (len(old), len(new)) == (0, 1)
+
+
+def test_a_session_is_too_far_behind_by_bytes(output_queue: OutputQueue) -> None:
+    output_queue.attach("s")
+    output_queue.put("s", batch(1, tokens(1, *range(100))))
+    assert output_queue.too_far_behind() == []
+    output_queue.put("s", batch(2, tokens(1, *range(200))))
+    assert output_queue.too_far_behind() == ["s"]
+
+
+def test_a_session_is_too_far_behind_by_time_since_the_first_unread_message(
+    output_queue: OutputQueue, clock: Clock
+) -> None:
+    outbox = output_queue.attach("s")
+    clock.now = 100.0
+    assert output_queue.too_far_behind() == []
+    output_queue.put("s", Pong(1, False, 0))
+    clock.now = 130.0
+    assert output_queue.too_far_behind() == []
+    clock.now = 130.1
+    assert output_queue.too_far_behind() == ["s"]
+    outbox.take()
+    assert output_queue.too_far_behind() == []
+
+
+def test_discarding_frees_the_memory_and_ends(output_queue: OutputQueue) -> None:
+    outbox = output_queue.attach("s")
+    output_queue.put("s", batch(1, tokens(1, *range(100))))
+    outbox.end(discard=True)
+    assert outbox.take() is None
+
+
+def test_wait_written_waits_for_every_stream(output_queue: OutputQueue) -> None:
+    outboxes = [output_queue.attach(name) for name in "ab"]
+    output_queue.end_all()
+    outboxes[0].close()
+    assert not output_queue.wait_written(0.0)
+    outboxes[1].close()
+    assert output_queue.wait_written(0.0)
