@@ -6,9 +6,8 @@ at once and costs no tokenization.
 
 from __future__ import annotations
 
+from frontend.retry_advice import RETRY_AFTER_MS
 from stepwire.errors import InvalidRequestError, OverloadedError
-
-RETRY_AFTER_MS = 1000
 
 
 class Admission:
@@ -51,9 +50,9 @@ class Admission:
             )
         if num_choices * num_prompt_tokens > self._max_prompt_tokens:
             raise InvalidRequestError.of_field(
-                "sampling.n",
-                f"{num_choices} choices of {num_prompt_tokens} prompt tokens are more than the "
-                f"{self._max_prompt_tokens} prompt tokens this server holds at once",
+                "sampling.n" if num_choices > 1 else "prompt",
+                f"{num_choices} x {num_prompt_tokens} prompt tokens are more than the "
+                f"{self._max_prompt_tokens} this server holds at once",
             )
 
 

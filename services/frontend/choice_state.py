@@ -42,9 +42,14 @@ class ChoiceNews:
 
 
 class ChoiceState:
-    """Detokenizer, stop strings and counters of one choice."""
+    """Detokenizer, stop strings and counters of one choice.
 
-    def __init__(self, request: ProcessedRequest, choice: int, tokenizer: Tokenizer) -> None:
+    With a `sibling` that has had no output the decoder is copied: priming a thousand would hold up the event loop.
+    """
+
+    def __init__(
+        self, request: ProcessedRequest, choice: int, tokenizer: Tokenizer, sibling: ChoiceState | None = None
+    ) -> None:
         self.choice = choice
         self._output = request.output
         self._min_tokens = request.min_tokens
@@ -60,7 +65,10 @@ class ChoiceState:
         self._prompt_token_ids = request.prompt_token_ids
         # Tokens of the whole output, resumed ones included.
         self._num_tokens = 0
-        self._detokenizer = self._prime(request, tokenizer) if request.output.text else None
+        if sibling is not None and sibling._detokenizer is not None:
+            self._detokenizer: Detokenizer | None = sibling._detokenizer.copy()
+        else:
+            self._detokenizer = self._prime(request, tokenizer) if request.output.text else None
         self._num_tokens = self._num_resumed
 
     @property

@@ -12,6 +12,7 @@ Pure and owned by one choice. Never raises for an id without a token: such ids h
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from frontend.tokenizer import Tokenizer
@@ -48,6 +49,12 @@ class Detokenizer:
         # Until something is sent: the prompt's text, when its last character may go on in the output.
         self._open_prompt: str | None = None
         self._prime(prompt_token_ids)
+
+    def copy(self) -> Detokenizer:
+        """Another decoder that stands at the same place."""
+        other = copy.copy(self)
+        other._window = list(self._window)
+        return other
 
     @property
     def has_unfinished(self) -> bool:

@@ -13,6 +13,8 @@ from functools import partial
 
 from frontend.abort_kind import AbortKind
 from frontend.admission import Permit
+from frontend.engine_client.engine_facts import EngineFacts
+from frontend.engine_client.outbox import NewRequest
 from frontend.engine_client.pool import EnginePool
 from frontend.generation_events import Admitted, CollectorItem, Timings, Usage
 from frontend.input_processor import ProcessedRequest
@@ -48,7 +50,8 @@ class Generation:
         self.caller = caller
         self.model = model
         self.collector: OutputCollector | None = None
-        self.engine_id = ""
+        # The engine that runs it.
+        self.engine: EngineFacts | None = None
         self.is_admitted = False
         # Tokens that were written to the caller; set by the handler.
         self.tokens_emitted = 0
@@ -69,9 +72,12 @@ class Generation:
         if self.model.is_retired:
             raise UnavailableError("the engines have just changed to another model", retry_after_ms=RETRY_AFTER_MS)
         self._permit.grow(processed.num_choices, len(processed.prompt_token_ids))
+        num_bytes = processed.size_for_engine()
         handles = self._pool.draw_handles(processed.num_choices)
-        makes = [partial(processed.engine_request, choice) for choice in range(processed.num_choices)]
-        self.engine_id = self._pool.submit(handles, makes)
+        self._pool.submit(
+            [NewRequest(handle, num_bytes, partial(processed.fill, choice)) for choice, handle in enumerate(handles)]
+        )
+        self.engine = self._pool.engine_of(handles[0])
         # No await in between: outputs can not come before the collector is there.
         self.handles = handles
         self.collector = self.model.output_processor.add_request(processed, handles)
@@ -86,10 +92,20 @@ class Generation:
         if not self.is_admitted and items and isinstance(items[0], Admitted):
             self.is_admitted = True
             # A refused request may have moved to another engine.
-            self.engine_id = self._pool.engine_of(self.handles[0]) or self.engine_id
+            self.engine = self._pool.engine_of(self.handles[0]) or self.engine
         if self._observer is not None:
             self._observer.observe(items, time.monotonic())
         return items
+
+    @property
+    def engine_id(self) -> str:
+        """Empty until the request was sent to an engine."""
+        return self.engine.engine_id if self.engine else ""
+
+    @property
+    def system_fingerprint(self) -> str:
+        """Of the engine that runs it: another of the pool may have another dtype or version."""
+        return self.engine.fingerprint if self.engine else ""
 
     @property
     def usage(self) -> Usage:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from frontend.abort_kind import AbortKind
@@ -118,6 +118,20 @@ class LLMFrontend:
             if generation is not None:
                 self._leave(generation, kind, finished_reason)
 
+    @contextmanager
+    def tokenization(self) -> Iterator[ServingModel]:
+        """The model, for a call that needs no engine; it takes a permit too. Raises UnavailableError, OverloadedError.
+
+        Nothing waits for such a call when this frontend drains: it is over soon.
+        """
+        if self.is_draining:
+            raise draining_error()
+        permit = self._admission.enter()
+        try:
+            yield self.model
+        finally:
+            permit.release()
+
     def _enter(self, request_id: str, caller: str, deadline_in_s: float | None) -> Generation:
         if self.is_draining:
             raise draining_error()
@@ -207,7 +221,13 @@ class LLMFrontend:
 
     async def _load_model(self, facts: EngineFacts, tokenizer_dir: Path) -> None:
         try:
-            model = await ServingModel.load(facts, tokenizer_dir, self._abort, self.settings.tokenizer_threads)
+            model = await ServingModel.load(
+                facts,
+                tokenizer_dir,
+                self._abort,
+                self.metrics.output_processing_errors.inc,
+                self.settings.tokenizer_threads,
+            )
         except ValueError as error:
             raise EngineRefusedError(f"the tokenizer of engine {facts.engine_id} is unusable: {error}") from error
         if self._model is not None:

@@ -117,6 +117,13 @@ class FrontendMetrics:
         self.slow_client_cuts = Counter(
             "stepwire_frontend_slow_client_cuts", "Streams cut because nobody read them.", registry=registry
         )
+        failures = Counter(
+            "stepwire_frontend_output_processing_errors",
+            "Requests whose output could not be processed; each fails alone.",
+            ("stage",),
+            registry=registry,
+        )
+        self.output_processing_errors = failures.labels("detokenize")
         self._finished = Counter(
             "stepwire_frontend_requests_finished",
             "Choices ended, each exactly once.",

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, CollectorItem, Timings, Usage
 from frontend.request_stats import RequestStats
+from stepwire.errors import StepwireError
 
 _BYTES_PER_TOKEN_ID = 4
 
@@ -24,6 +26,8 @@ class _Slot:
 
     # When the oldest part arrived that the handler is to see.
     since: float | None = None
+    # When it was first complete enough to be handed out; a chunk that is old enough has no such moment.
+    ripe_since: float | None = None
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
@@ -54,7 +58,7 @@ class OutputCollector:
         self._started: set[int] = set()
         self._admission: Admitted | None = None
         self._is_admitted = False
-        self._error: BaseException | None = None
+        self._error: StepwireError | None = None
         self._num_finished = 0
         self._unread_bytes = 0
         self._is_waiting = False
@@ -81,8 +85,11 @@ class OutputCollector:
 
     @property
     def oldest_unread_time(self) -> float | None:
-        """Since when output waits for the handler; None while the handler itself is waiting or has read everything."""
-        return None if self._is_waiting else self._oldest()
+        """Since when output waits for the handler; None while the handler waits for output, or a chunk to be full."""
+        if self._is_waiting:
+            return None
+        times = (self._ripe_time(slot) for slot in self._slots.values())
+        return min((time for time in times if time is not None), default=None)
 
     def admit(self) -> None:
         self._is_admitted = True
@@ -98,23 +105,25 @@ class OutputCollector:
         is_first = slot.since is None
         if is_first:
             slot.since = self._clock()
+        # The first chunk goes at once.
+        if choice not in self._started or slot.num_tokens >= self._min_chunk_tokens:
+            self._ripen(slot)
         slot.pieces.append(text)
         slot.token_ids.extend(token_ids)
         num_bytes = len(text.encode()) + _BYTES_PER_TOKEN_ID * len(token_ids)
         slot.num_bytes += num_bytes
         self._unread_bytes += num_bytes
         # The first part starts the delay of its chunk, which the handler has to watch.
-        if is_first or self._is_ripe(choice, slot):
+        if is_first or self._ripe_time(slot) is not None:
             self._event.set()
 
     def finish(self, finished: ChoiceFinished) -> None:
         slot = self._slot(finished.choice)
         slot.finished = finished
-        if slot.since is None:
-            slot.since = self._clock()
+        self._ripen(slot)
         self._event.set()
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: StepwireError) -> None:
         """End the whole request; the first error stays. What is unread is dropped."""
         if self._error is None:
             self._error = error
@@ -126,7 +135,8 @@ class OutputCollector:
         """Everything that is ready, waiting for the first; empty = every choice has ended. Raises a failure's error."""
         while True:
             if self._error is not None:
-                raise self._error
+                # Requests share the death of their engine; raised itself, it would collect the frames of them all.
+                raise copy.copy(self._error)
             items = self._take()
             if items or self.is_done:
                 return items
@@ -152,21 +162,24 @@ class OutputCollector:
             slot = self._slots[choice] = _Slot()
         return slot
 
-    def _oldest(self) -> float | None:
-        return min((slot.since for slot in self._slots.values() if slot.since is not None), default=None)
-
     def _remaining_delay_s(self) -> float | None:
         """Time until the oldest held chunk must go; None = nothing is held, or without bound."""
-        since = self._oldest() if self._max_chunk_delay_s and self._is_admitted else None
+        if not self._max_chunk_delay_s or not self._is_admitted:
+            return None
+        since = min((slot.since for slot in self._slots.values() if slot.since is not None), default=None)
         return None if since is None else max(0.0, since + self._max_chunk_delay_s - self._clock())
 
-    def _is_ripe(self, choice: int, slot: _Slot) -> bool:
-        """First and last chunk go at once; others when they are large or old enough."""
-        if slot.since is None:
-            return False
-        if slot.finished is not None or slot.num_tokens >= self._min_chunk_tokens or choice not in self._started:
-            return True
-        return bool(self._max_chunk_delay_s) and self._clock() - slot.since >= self._max_chunk_delay_s
+    def _ripen(self, slot: _Slot) -> None:
+        if slot.ripe_since is None:
+            due = self._ripe_time(slot)
+            slot.ripe_since = self._clock() if due is None else due
+
+    def _ripe_time(self, slot: _Slot) -> float | None:
+        """Since when a slot may be handed out: its chunk is the first, the last, large enough or old enough."""
+        if slot.ripe_since is not None or slot.since is None or not self._max_chunk_delay_s:
+            return slot.ripe_since
+        due = slot.since + self._max_chunk_delay_s
+        return due if due <= self._clock() else None
 
     def _take(self) -> list[CollectorItem]:
         if not self._is_admitted:
@@ -175,7 +188,7 @@ class OutputCollector:
         if self._admission is not None:
             items.append(self._admission)
             self._admission = None
-        for choice in [choice for choice, slot in self._slots.items() if self._is_ripe(choice, slot)]:
+        for choice in [choice for choice, slot in self._slots.items() if self._ripe_time(slot) is not None]:
             self._take_slot(choice, self._slots.pop(choice), items)
         return items
 

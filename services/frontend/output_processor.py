@@ -19,6 +19,7 @@ from frontend.input_processor.processed_request import ProcessedRequest
 from frontend.output_collector import OutputCollector
 from frontend.parallel_sampling import RequestState
 from frontend.request_stats import RequestStats
+from frontend.retry_advice import RETRY_AFTER_MS
 from frontend.tokenizer import Tokenizer
 from stepwire.errors import RequestFailedError, StepwireError, UnavailableError
 
@@ -26,28 +27,30 @@ logger = logging.getLogger(__name__)
 
 # Outputs between two yields to the event loop, so that a large batch does not delay everything else.
 SLICE = 128
-_RETRY_AFTER_MS = 1000
 
 
 class OutputProcessor:
-    """Turns engine outputs into deltas, one collector a request. `on_abort` must not block: it queues an abort."""
+    """Turns engine outputs into deltas, one collector a request. `on_abort` must not block: it queues an abort.
+
+    `on_failure` is called for each request that failed in here.
+    """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         on_abort: Callable[[list[int], AbortKind], None],
+        on_failure: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokenizer = tokenizer
         self._on_abort = on_abort
+        self._on_failure = on_failure
         self._clock = clock
         # Live handles; one goes with its end.
         self._choices: dict[int, tuple[RequestState, ChoiceState]] = {}
         # Requests whose handler has not closed its collector.
         self._requests: dict[OutputCollector, RequestState] = {}
-        # Requests that failed in here; grows only.
-        self.num_failures = 0
 
     @property
     def num_requests(self) -> int:
@@ -58,10 +61,6 @@ class OutputProcessor:
     def num_choices(self) -> int:
         """Choices that are live in an engine."""
         return len(self._choices)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._choices and not self._requests
 
     def add_request(self, request: ProcessedRequest, handles: list[int]) -> OutputCollector:
         """Register a request before it is submitted, one handle a choice. The handler must `close` what it gets."""
@@ -74,9 +73,12 @@ class OutputProcessor:
             clock=self._clock,
         )
         state = RequestState(request.request_id, handles, collector, stats)
-        choices = [ChoiceState(request, choice, self._tokenizer) for choice in range(len(handles))]
+        first = ChoiceState(request, 0, self._tokenizer)
+        others = [ChoiceState(request, choice, self._tokenizer, first) for choice in range(1, len(handles))]
         self._requests[collector] = state
-        self._choices.update((handle, (state, choice)) for handle, choice in zip(handles, choices, strict=True))
+        self._choices.update(
+            (handle, (state, choice)) for handle, choice in zip(handles, (first, *others), strict=True)
+        )
         return collector
 
     async def process_outputs(self, outputs: Sequence[EngineOutput]) -> None:
@@ -123,7 +125,7 @@ class OutputProcessor:
             # The guard: nothing that one request can cause may reach the others.
             except Exception:
                 logger.exception("output processing failed for request %s", state.request_id)
-                self.num_failures += 1
+                self._on_failure()
                 error = RequestFailedError(
                     "the output of this request could not be processed", reason="OUTPUT_PROCESSING"
                 )
@@ -179,7 +181,7 @@ def _error_of(output: EngineOutput) -> StepwireError:
         return output.finish.error
     if output.finish is not None and output.finish.reason is EngineFinishReason.ABORTED:
         # Nobody here asked for it: the engine is shutting down and its drain time is over.
-        return UnavailableError("the engine is shutting down", reason="DRAINING", retry_after_ms=_RETRY_AFTER_MS)
+        return UnavailableError("the engine is shutting down", reason="DRAINING", retry_after_ms=RETRY_AFTER_MS)
     return RequestFailedError("the engine failed on this request and gave no reason")
 
 

@@ -58,7 +58,7 @@ class FrontendProcess:
         self.metrics_port, self._close_metrics = serve_http(
             self._settings.metrics_port,
             self.metrics.registry,
-            lambda: self._is_serving,
+            lambda: self._is_serving and not self._stop.is_set(),
             lambda: time.monotonic() - self._last_tick < ALIVE_S,
             host=self._settings.host,
         )

@@ -9,6 +9,7 @@ from grpc import StatusCode
 
 from frontend.config import FrontendSettings
 from frontend.generation import Generation
+from frontend.retry_advice import RETRY_AFTER_MS
 from stepwire.errors import (
     EngineDeadError,
     InvalidRequestError,
@@ -21,7 +22,6 @@ from stepwire.grpc_errors import status_code
 
 logger = logging.getLogger(__name__)
 
-RETRY_AFTER_MS = 1000
 # Ends that the caller or the clock brought about; they are no failures of ours.
 _ABORT_REASONS = frozenset({"DEADLINE", "QUEUE_TIMEOUT", "SLOW_CLIENT", "CANCELLED"})
 

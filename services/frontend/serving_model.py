@@ -1,13 +1,13 @@
 """The model behind the engines as the frontend serves it: tokenizer, both processors, and the facts of the engines.
 
-Owner: the event loop. Exists from the first engine on, and is replaced only when engines come back with another model,
-which they can do only after all requests of the old one have ended.
+Owner: the event loop. Exists from the first engine on, and is replaced only when engines come back with another model.
+The pool lets none in while an engine with this one takes requests or still runs some; what is then still being
+tokenized is refused when it is submitted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from frontend.engine_client.engine_facts import EngineFacts
 from frontend.input_processor import InputProcessor, ModelFacts
 from frontend.output_processor import OutputProcessor
 from frontend.tokenizer import Tokenizer
-from stepwire.errors import InvalidRequestError
 
 
 class ServingModel:
@@ -27,13 +26,14 @@ class ServingModel:
         facts: EngineFacts,
         tokenizer: Tokenizer,
         on_abort: Callable[[list[int], AbortKind], None],
+        on_failure: Callable[[], None],
         tokenizer_threads: int,
     ) -> None:
         self.tokenizer = tokenizer
         # Another model has taken its place: what was prepared here must not reach an engine.
         self.is_retired = False
         self.input_processor = InputProcessor(tokenizer, _model_facts(facts), num_threads=tokenizer_threads)
-        self.output_processor = OutputProcessor(tokenizer, on_abort)
+        self.output_processor = OutputProcessor(tokenizer, on_abort, on_failure)
         self.update(facts)
 
     @classmethod
@@ -42,39 +42,26 @@ class ServingModel:
         facts: EngineFacts,
         tokenizer_dir: Path,
         on_abort: Callable[[list[int], AbortKind], None],
+        on_failure: Callable[[], None],
         tokenizer_threads: int,
     ) -> ServingModel:
         """Read the tokenizer in a thread: it takes a good part of a second. Raises ValueError for unusable files."""
         tokenizer = await asyncio.to_thread(Tokenizer.from_directory, tokenizer_dir)
-        return cls(facts, tokenizer, on_abort, tokenizer_threads)
+        return cls(facts, tokenizer, on_abort, on_failure, tokenizer_threads)
 
     def update(self, facts: EngineFacts) -> None:
         """Serve with these facts from now on; requests being processed keep the old ones."""
         self.facts = facts
         self.input_processor.facts = _model_facts(facts)
-        self.system_fingerprint = system_fingerprint(facts)
 
     def is_same(self, facts: EngineFacts) -> bool:
         """Whether requests prepared here may run on an engine with these facts."""
         return self.facts.identity == facts.identity
 
-    def check_name(self, name: str) -> None:
-        """Raise MODEL_NOT_FOUND unless the name is this model's, or empty."""
-        if name not in ("", self.facts.model):
-            raise InvalidRequestError.of_field(
-                "model", f"{name!r} is not served here; the model is {self.facts.model!r}", reason="MODEL_NOT_FOUND"
-            )
-
     def close(self) -> None:
         """Retire, and let go of the threads."""
         self.is_retired = True
         self.input_processor.close()
-
-
-def system_fingerprint(facts: EngineFacts) -> str:
-    """Equal fingerprints and seeds give equal output: everything that decides the numbers is in it."""
-    parts = (facts.model, facts.revision, facts.dtype, facts.version, facts.weight_version)
-    return "sw-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def _model_facts(facts: EngineFacts) -> ModelFacts:

@@ -1,6 +1,7 @@
 """Text to token ids and back, with the model's special ids and generation defaults. Thread-safe, no state of requests.
 
-Encoding takes milliseconds for long texts: callers on the event loop run it in a thread (the GIL is released).
+Long texts take seconds: callers on the event loop run `encode` and the batch methods in a thread. Of the library only
+the batch functions release the GIL, so a single text goes through them too; otherwise a thread would help nobody.
 Never imports torch; transformers only for directories without a tokenizer.json.
 """
 
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import tokenizers
@@ -18,7 +18,7 @@ from frontend.generation_config import GenerationDefaults, read_defaults, read_e
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Token ids of a text, and for each the character range it came from (start, end)."""
+    """Token ids of a text, and for each the character range it came from (start, end) when that was asked for."""
 
     token_ids: list[int]
     offsets: list[tuple[int, int]]
@@ -40,7 +40,11 @@ class Tokenizer:
         self._backend = backend
         self.eos_token_ids = eos_token_ids
         self.defaults = defaults or GenerationDefaults()
-        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        vocab = backend.get_vocab(with_added_tokens=True)
+        # Largest id with a text of its own; ids need not be contiguous.
+        self.max_token_id = max(vocab.values(), default=-1)
+        # No token stands for more bytes of text than this; an over-estimate for byte-level vocabularies.
+        self.max_token_bytes = max((len(token.encode()) for token in vocab), default=1)
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
@@ -54,30 +58,28 @@ class Tokenizer:
             defaults=read_defaults(directory),
         )
 
-    @cached_property
-    def max_token_id(self) -> int:
-        """Largest id with a text of its own; ids need not be contiguous."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
-
-    @cached_property
-    def max_token_bytes(self) -> int:
-        """No token stands for more bytes of text than this; an over-estimate for byte-level vocabularies."""
-        return max((len(token.encode()) for token in self._backend.get_vocab(with_added_tokens=True)), default=1)
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        [encoding] = self.encode_batch([text], add_special_tokens=add_special_tokens)
+        return encoding.token_ids
 
-    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Encoding]:
-        """Encode several texts, with offsets in characters."""
-        encoded = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-        return [Encoding(item.ids, item.offsets) for item in encoded]
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, has_offsets: bool = False
+    ) -> list[Encoding]:
+        """Encode several texts, on demand with offsets in characters, which cost more than the ids."""
+        encode = self._backend.encode_batch if has_offsets else self._backend.encode_batch_fast
+        encoded = encode(list(texts), add_special_tokens=add_special_tokens)
+        return [Encoding(item.ids, item.offsets if has_offsets else []) for item in encoded]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of the ids, valid UTF-8; an id without a token has no text. Raises OverflowError outside uint32."""
+        """Text of the ids, valid UTF-8; an id without a token has no text. Raises OverflowError outside uint32.
+
+        For the few ids of a step; holds the GIL.
+        """
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def token_to_id(self, token: str) -> int | None:
-        return self._backend.token_to_id(token)
+    def decode_batch(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Text of each id list, as `decode` gives it."""
+        return self._backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
 
 
 def _load_backend(directory: Path) -> tokenizers.Tokenizer:

@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 
 def main() -> int:
-    """Exit code: 0 after a demo or a wanted stop, 1 when something failed, 130 when stopped before it was up."""
+    """Exit code: 0 after a demo or a wanted stop, 1 when something failed, 2 for a wrong flag, 130 when interrupted."""
     options = command_line.parse(sys.argv[1:])
     # SIGINT too: a shell starts background jobs with it ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -53,7 +53,7 @@ def launch(options: LaunchOptions, console: Console) -> None:
             _stay(started, console)
     finally:
         with _step("Stopping", console):
-            problems = services.stop_all(started)
+            problems = services.stop_all(started, options.stop_timeout_s)
     if problems:
         raise LaunchError("; ".join(problems))
 

@@ -9,12 +9,24 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 DESCRIPTION = "Start an engine core and a frontend on loopback, stream one sample answer, and stay up."
 EPILOG = (
     "Further flags, such as --model, go to the engine core (see python -m engine_core --help); "
     "those after -- go to the frontend (see python -m frontend --help)."
 )
+
+# Flags of the services that the launcher sets itself, and what to do instead of giving them.
+PLACED = {
+    "--host": "both services listen on 127.0.0.1; start them by hand for another address",
+    "--port": "the flags here are --frontend-port and --engine-port",
+    "--metrics-port": "the flags here are --frontend-metrics-port and --engine-metrics-port",
+    "--engine-endpoints": "the frontend gets the engine core started with it, whose port is --engine-port",
+    "--owner": "the launcher owns both services",
+}
+# What a service takes to end beside its drain: last frames, the device, a server's grace.
+STOP_MARGIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,8 @@ class LaunchOptions:
     is_demo: bool
     log_dir: Path
     ready_timeout_s: float
+    # Longer than any drain the flags ask for.
+    stop_timeout_s: float
     engine_flags: tuple[str, ...]
     frontend_flags: tuple[str, ...]
 
@@ -45,7 +59,12 @@ class LaunchOptions:
 def parse(arguments: Sequence[str]) -> LaunchOptions:
     """Options from the command line; a mistake ends the process with 2."""
     own, frontend_flags = _split_at_dashes(list(arguments))
-    values, engine_flags = _parser().parse_known_args(own)
+    parser = _parser()
+    values, engine_flags = parser.parse_known_args(own)
+    for flag in [*engine_flags, *frontend_flags]:
+        name = flag.partition("=")[0]
+        if name in PLACED:
+            parser.error(f"{name} is set by the launcher: {PLACED[name]}")
     return LaunchOptions(
         engine_port=values.engine_port,
         frontend_port=values.frontend_port,
@@ -55,6 +74,7 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
         is_demo=values.demo,
         log_dir=values.log_dir,
         ready_timeout_s=values.ready_timeout_s,
+        stop_timeout_s=max(_drain_s(engine_flags), _drain_s(frontend_flags)) + STOP_MARGIN_S,
         engine_flags=tuple(engine_flags),
         frontend_flags=tuple(frontend_flags),
     )
@@ -67,9 +87,24 @@ def _split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
     return arguments[:position], arguments[position + 1 :]
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One sentence; the usage above it would hide it."""
+        self.exit(2, f"error: {message}; see python -m launcher --help\n")
+
+
+def _drain_s(flags: Sequence[str]) -> float:
+    """How long a service with these flags may drain; the defaults are those of the services."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--drain-timeout-s", type=float, default=30.0)
+    parser.add_argument("--pre-stop-delay-s", type=float, default=0.0)
+    values, _ = parser.parse_known_args(flags)
+    return float(values.drain_timeout_s + values.pre_stop_delay_s)
+
+
 def _parser() -> argparse.ArgumentParser:
     # No abbreviations: an engine flag like --max must never be taken for one of these.
-    parser = argparse.ArgumentParser("python -m launcher", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
+    parser = _Parser("python -m launcher", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
     add = parser.add_argument
     add("--demo", action="store_true", help="end after the sample answer")
     add("--prompt", default="The capital of France is", help="prompt of the sample answer")

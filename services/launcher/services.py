@@ -17,16 +17,17 @@ from launcher.preflight import HOST
 from stepwire import settings
 from stepwire_client import CallError, Client
 
-# Longer than both drains, which end by themselves.
-STOP_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.1
 
 
 def prepare_model(options: LaunchOptions) -> None:
     """Download and convert the model once; a process of its own, so that nothing of it stays in memory."""
-    if subprocess.call(_module("engine_core.model_executor.prepare_model", *options.engine_flags)) != 0:
+    code = subprocess.call(_module("engine_core.model_executor.prepare_model", *options.engine_flags))
+    if code < 0:
+        raise LaunchError(f"preparing the model was ended by signal {-code}")
+    if code > 0:
         # The child has already said in one sentence what is wrong.
-        raise LaunchError("the model is not available")
+        raise SystemExit(code)
 
 
 def engine_command(options: LaunchOptions) -> list[str]:
@@ -74,10 +75,10 @@ def watch(started: Sequence[Child]) -> None:
         time.sleep(POLL_INTERVAL_S)
 
 
-def stop_all(started: Sequence[Child]) -> list[str]:
+def stop_all(started: Sequence[Child], timeout_s: float) -> list[str]:
     """Drain and stop, the frontend first so that its clients get their answers; returns what went wrong."""
     try:
-        return [problem for child in reversed(started) if (problem := child.stop(STOP_TIMEOUT_S))]
+        return [problem for child in reversed(started) if (problem := child.stop(timeout_s))]
     except KeyboardInterrupt:
         # A second signal: the user does not want to wait for the drain.
         for child in started:

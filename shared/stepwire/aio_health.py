@@ -39,10 +39,12 @@ class AioHealth(health.aio.HealthServicer):  # type: ignore[misc, name-defined] 
         watching = asyncio.ensure_future(super().Watch(request, context))
         ending = asyncio.ensure_future(self._end_watches.wait())
         try:
-            await asyncio.wait({watching, ending}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({watching, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if watching in done:
+                await watching
         finally:
-            watching.cancel()
             ending.cancel()
+            watching.cancel()
 
     def end_watches(self) -> None:
         """End all open and future Watch streams."""

@@ -20,7 +20,7 @@ SERVER: Options = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Clients may ping every 10 s during a long silent generation; the default cuts them after 300 s rules.
+    # Clients may ping every 10 s during a long silent generation; by default pings closer than 300 s get them cut off.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
 ]
 
@@ -46,7 +46,8 @@ ENGINE_CHANNEL: Options = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-# Retries of short calls. GenerateStream is absent: a client resumes a stream, it never repeats one.
+# Retries of unary calls, Generate from the start included. GenerateStream is absent: a client resumes a stream, it
+# never repeats one.
 SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [

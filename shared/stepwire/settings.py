@@ -32,6 +32,8 @@ class Settings(BaseSettings):
         cli_implicit_flags=True,
         cli_avoid_json=True,
         cli_hide_none_type=True,
+        # A mistake raises SettingsError instead of printing a page of usage above the one sentence that matters.
+        cli_exit_on_error=False,
     )
 
     @classmethod
@@ -45,7 +47,7 @@ class Settings(BaseSettings):
         except ValidationError as error:
             _fail("; ".join(_describe(item) for item in error.errors()))
         except SettingsError as error:
-            _fail(str(error))
+            _fail(f"{str(error).removeprefix('error parsing CLI: ')}; see --help")
 
 
 def set_default_variable(name: str, value: str) -> None:

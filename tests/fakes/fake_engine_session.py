@@ -111,6 +111,10 @@ class FakeEngineSession:
 
     async def _write(self) -> None:
         while (frame := await self._frames.get()) is not None:
+            # Numbered only here: two tasks put batches, and one may overtake the other on its way into the queue.
+            if frame.HasField("outputs") and not frame.outputs.batch_seq:
+                self._batch_seq += 1
+                frame.outputs.batch_seq = self._batch_seq
             await self._context.write(frame)
 
     # Frontend to engine.
@@ -203,11 +207,13 @@ class FakeEngineSession:
             ticks.append(asyncio.ensure_future(self._engine.may_step.wait()))
         deadlines = [min(live.deadline, live.queue_deadline) for live in self.live.values()]
         left = min(deadlines, default=float("inf")) - time.monotonic()
-        await asyncio.wait(
-            ticks, timeout=None if left == float("inf") else max(0.0, left), return_when=asyncio.FIRST_COMPLETED
-        )
-        for tick in ticks:
-            tick.cancel()
+        try:
+            await asyncio.wait(
+                ticks, timeout=None if left == float("inf") else max(0.0, left), return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            for tick in ticks:
+                tick.cancel()
         self._has_work.clear()
 
     async def _run_step(self) -> None:
@@ -279,12 +285,10 @@ class FakeEngineSession:
     def _batch(
         self, handles: list[int] | None, token_ids: list[int] | None, outputs: list[pb.RequestOutput] | None
     ) -> pb.ConnectResponse:
-        self._batch_seq += 1
         stats = pb.SchedulerStats(
             running=len(self.live), steps=self._step, state=self._engine.ready.state, kv_blocks_total=100
         )
         batch = pb.EngineCoreOutputs(
-            batch_seq=self._batch_seq,
             step=self._step,
             monotonic_ns=time.monotonic_ns(),
             handles=handles,

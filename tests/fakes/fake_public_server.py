@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 
 from stepwire import grpc_options
 from stepwire.errors import StepwireError
-from stepwire.grpc_errors import abort_sync
+from stepwire.grpc_errors import abort_sync, trailers
 from stepwire.v1 import (
     common_pb2,
     generation_service_pb2,
@@ -38,6 +38,8 @@ class FakePublicServer(
     def __init__(self) -> None:
         self.target = ""
         self.error: StepwireError | None = None
+        # What a proxy may do to an error: a status of its own over the details of ours.
+        self.status_over_error: tuple[grpc.StatusCode, str] | None = None
         self.failing_prompts: dict[str, StepwireError] = {}
         self.hangs = False
         self.was_called = threading.Event()
@@ -105,6 +107,9 @@ class FakePublicServer(
             abort_sync(context, self.failing_prompts[request.text])
 
     def _fail_if_told(self, context) -> None:
+        if self.error is not None and self.status_over_error is not None:
+            context.set_trailing_metadata(trailers(self.error))
+            context.abort(*self.status_over_error)
         if self.error is not None:
             abort_sync(context, self.error)
 

@@ -59,16 +59,10 @@ def write_model_dir(directory: Path, backend: tokenizers.Tokenizer, **files: obj
     return directory
 
 
-def byte_ids(backend: tokenizers.Tokenizer | Tokenizer, data: bytes) -> list[int]:
-    """One token for each byte, also where they are no text."""
-    return [_id_of(backend, character) for character in _byte_characters(data)]
-
-
-def _id_of(backend: tokenizers.Tokenizer | Tokenizer, token: str) -> int:
-    token_id = backend.token_to_id(token)
-    if token_id is None:
-        raise KeyError(token)
-    return token_id
+def byte_ids(data: bytes) -> list[int]:
+    """Byte-level ids: one token for each byte, also where they are no text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return [alphabet.index(character) + 2 for character in _byte_characters(data)]
 
 
 def _byte_characters(data: bytes) -> list[str]:

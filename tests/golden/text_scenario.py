@@ -66,7 +66,7 @@ def _make_choice(request: dict[str, object]) -> ChoiceState:
 
 def _ids(argument: str) -> list[int]:
     value = ast.literal_eval(argument)
-    return byte_ids(TOKENIZER, value if isinstance(value, bytes) else value.encode())
+    return byte_ids(value if isinstance(value, bytes) else value.encode())
 
 
 def _outputs(command: str, argument: str) -> Iterator[EngineOutput]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import grpc
 import pytest
 
 from fakes.fake_engine import FakeEngine
+from frontend.api import answering
+from frontend.api.generation import GenerationService
 from running_frontend import SERVING, RunningFrontend, failure_of, request, running_frontend
 from stepwire.engine.v1 import engine_core_pb2
 from stepwire.errors import StepwireError
@@ -141,6 +144,56 @@ async def test_client_that_does_not_read_is_cut(engine: FakeEngine, tmp_path, li
         assert (failure.code, failure.reason) == (Code.RESOURCE_EXHAUSTED, "SLOW_CLIENT")
         assert int(failure.info.metadata["tokens_emitted"]) > 0
         assert failure.info.metadata["retryable"] == "false"
+
+
+async def test_a_slow_client_that_never_reads_holds_no_handler(engine: FakeEngine, tmp_path, monkeypatch):
+    monkeypatch.setattr(answering, "STATUS_TIMEOUT_S", 0.05)
+    engine.ready.max_model_len = engine.ready.kv_cache_tokens = 100_000_000
+    engine.tokens_per_step = 1000
+    method = "/stepwire.v1.GenerationService/GenerateStream"
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path, slow_client_bytes=20_000) as running:
+        await running.wait_for_health(SERVING)
+        slow = running.stream(request("hello " * 60, max_tokens=90_000_000))
+        await slow.next()
+        handlers = [task for task in asyncio.all_tasks() if method in task.get_name()]
+        assert len(handlers) == 1
+        _, still_running = await asyncio.wait(handlers, timeout=20)
+        assert not still_running
+        assert running.metric("rpcs_handled_total", grpc_method=method, grpc_code="RESOURCE_EXHAUSTED") == 1
+        assert running.maps == (0, 0)
+
+
+class GoneContext:
+    """Of a caller whose connection broke before any header was sent."""
+
+    def __init__(self) -> None:
+        self.code: grpc.StatusCode | None = None
+
+    def invocation_metadata(self) -> tuple:
+        return ()
+
+    def time_remaining(self) -> None:
+        return None
+
+    async def send_initial_metadata(self, headers: object) -> None:
+        raise grpc.aio.InternalError("the connection is gone")
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: object) -> None:
+        self.code = code
+        raise grpc.aio.AbortError
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_a_client_that_goes_at_admission_is_no_failure_of_ours(
+    frontend: RunningFrontend, engine: FakeEngine, caplog, method: str
+):
+    context = GoneContext()
+    with pytest.raises(grpc.aio.AbortError):
+        await getattr(GenerationService(frontend.process.frontend), method)(request(), context)
+    assert context.code is Code.CANCELLED
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    model = {"model_name": "fake-model", "engine_id": "fake-0"}
+    assert frontend.metric("requests_finished_total", finished_reason="error", **model) == 0
 
 
 async def test_storm_of_cancels_leaves_nothing_behind(frontend: RunningFrontend, engine: FakeEngine):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import time
+import weakref
 from pathlib import Path
 
 import grpc
@@ -11,6 +14,8 @@ import pytest
 
 from fakes.fake_engine import FakeEngine
 from fakes.small_tokenizer import metaspace_backend, write_model_dir
+from frontend.engine_client import connection as connection_module
+from frontend.engine_client.connection_state import ConnectionState, EngineRefusedError, EngineStartTimeout
 from running_frontend import NOT_SERVING, SERVING, RunningFrontend, failure_of, request, running_frontend
 from stepwire.engine.v1 import engine_core_pb2
 from stepwire.v1 import common_pb2, model_service_pb2
@@ -48,6 +53,21 @@ async def test_reported_death_ends_every_stream_with_its_cause(frontend: Running
     refused = await failure_of(frontend.generation.Generate(request()))
     assert (refused.code, refused.reason) == (Code.UNAVAILABLE, "ENGINE_DEAD")
     assert "out of luck" in refused.message
+
+
+async def test_a_death_keeps_nothing_of_the_requests_it_ended(frontend: RunningFrontend, engine: FakeEngine):
+    engine.may_step.clear()
+    streams = await open_streams(frontend, 3)
+    generations = [weakref.ref(one) for one in frontend.process.frontend._in_flight.values()]
+    session = weakref.ref(frontend.process.frontend.pool.connections[0]._session)
+    await engine.die()
+    await asyncio.gather(*(stream.failure() for stream in streams))
+    await frontend.wait_for_health(NOT_SERVING)
+
+    gc.collect()
+    assert frontend.process.frontend.pool.connections[0].last_error.__traceback__ is None
+    assert [one() for one in generations] == [None] * 3
+    assert session() is None
 
 
 async def test_silent_death_after_tokens_is_not_retryable(frontend: RunningFrontend, engine: FakeEngine):
@@ -243,6 +263,114 @@ async def test_death_of_one_engine_costs_only_its_own_requests(engine: FakeEngin
         await running.generation.Generate(request())
         assert running.metric("engine_up", engine_id="fake-0") == 0
         assert running.metric("engine_up", engine_id="fake-1") == 1
+
+
+async def test_the_fingerprint_is_that_of_the_engine_that_runs_the_request(
+    engine: FakeEngine, second_engine: FakeEngine, tmp_path
+):
+    second_engine.ready.dtype = "bfloat16"
+    async with running_frontend(engine.endpoint, second_engine.endpoint, cache_dir=tmp_path) as running:
+        await both_attached(running)
+        engine.may_step.clear()
+        second_engine.may_step.clear()
+        streams = [running.stream(request()) for _ in range(4)]
+        accepted = [(await stream.next()).accepted for stream in streams]
+        for stream in streams:
+            stream.call.cancel()
+    fingerprints = {(one.engine_id, one.system_fingerprint) for one in accepted}
+    assert len(fingerprints) == len({fingerprint for _, fingerprint in fingerprints}) == 2
+
+
+async def test_another_model_waits_until_the_requests_of_the_draining_one_have_ended(engine: FakeEngine, tmp_path):
+    directory = tmp_path / "other"
+    directory.mkdir()
+    other = FakeEngine(write_model_dir(directory, metaspace_backend()), model="another", engine_id="fake-1")
+    other.is_loaded.clear()
+    async with (
+        other.running(),
+        running_frontend(engine.endpoint, other.endpoint, cache_dir=tmp_path / "cache") as running,
+    ):
+        first, second = running.process.frontend.pool.connections
+        await running.wait_until(lambda: first.is_available)
+        engine.may_step.clear()
+        stream = running.stream(request(max_tokens=3))
+        await stream.next()
+        engine.begin_drain()
+        await running.wait_until(lambda: first.state is ConnectionState.DRAINING)
+        other.is_loaded.set()
+        await running.wait_until(lambda: second.last_error is not None)
+        assert isinstance(second.last_error, EngineRefusedError)
+        engine.may_step.set()
+
+        assert (await stream.rest())[-1].finished.reason == common_pb2.FINISH_REASON_LENGTH
+        await running.wait_until(lambda: second.is_available)
+        assert (await running.generation.Generate(request("hello"))).model == "another"
+
+
+async def test_one_engine_under_two_names_is_attached_once(engine: FakeEngine, tmp_path):
+    names = engine.endpoint, f"localhost:{engine.port}"
+    async with running_frontend(*names, cache_dir=tmp_path) as running:
+        connections = running.process.frontend.pool.connections
+        await running.wait_until(lambda: any(connection.last_error for connection in connections))
+        (refused,) = [connection for connection in connections if connection.last_error]
+        (attached,) = [connection for connection in connections if connection is not refused]
+        await running.wait_until(lambda: attached.is_available)
+        assert f"is engine fake-0, which is attached at {attached.endpoint} already" in str(refused.last_error)
+        await running.generation.Generate(request())
+    assert len(engine.hellos) == 1
+
+
+class Heard(logging.Handler):
+    """Says when something was logged that contains a text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.has_come = asyncio.Event()
+        self._text = text
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._text in record.getMessage():
+            self.has_come.set()
+
+
+async def test_an_engine_that_cannot_be_reached_is_named_with_its_reason_once(
+    tokenizer_dir, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(connection_module, "INFO_POLL_S", 0.01)
+    caplog.set_level(logging.INFO)
+    engine = FakeEngine(tokenizer_dir)
+    await engine.start()
+    await engine.stop()
+    heard = Heard(f"waiting for engine {engine.endpoint}: UNAVAILABLE")
+    logger = logging.getLogger(connection_module.__name__)
+    logger.addHandler(heard)
+    try:
+        async with running_frontend(engine.endpoint, cache_dir=tmp_path / "cache") as running:
+            async with asyncio.timeout(20):
+                await heard.has_come.wait()
+            await engine.start(engine.port)
+            await running.wait_for_health(SERVING)
+    finally:
+        logger.removeHandler(heard)
+        await engine.stop()
+    said = [record.getMessage() for record in caplog.records if "waiting for engine" in record.getMessage()]
+    assert said[0] == f"waiting for engine {engine.endpoint}"
+    assert "refused" in said[1]
+    assert len(said) == len(set(said))
+
+
+async def test_an_engine_that_loads_for_too_long_is_a_start_timeout(engine: FakeEngine, tmp_path):
+    engine.is_loaded.clear()
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path, ready_timeout_s=0.3) as running:
+        (connection,) = running.process.frontend.pool.connections
+        await running.wait_until(lambda: connection.last_error is not None)
+        assert isinstance(connection.last_error, EngineStartTimeout)
+        assert "not ready within 0.3 s" in str(connection.last_error)
+        failure = await failure_of(running.generation.Generate(request()))
+        assert (failure.code, failure.reason) == (Code.UNAVAILABLE, "ENGINE_STARTING")
+        assert "look at its log" in failure.message
+        engine.is_loaded.set()
+        await running.wait_for_health(SERVING)
 
 
 async def test_engine_with_another_tokenizer_is_refused(engine: FakeEngine, tmp_path):

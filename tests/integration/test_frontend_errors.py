@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import grpc
 import pytest
+from grpc_reflection.v1alpha import reflection
 
 from fakes.fake_engine import FakeEngine
 from running_frontend import RunningFrontend, failure_of, request, running_frontend
@@ -172,6 +174,7 @@ async def test_output_processing_failure_is_internal_for_that_request_only(front
     )
     assert (failure.code, failure.reason) == (Code.INTERNAL, "OUTPUT_PROCESSING")
     assert answer.completions[0].text
+    assert frontend.metric("output_processing_errors_total", stage="detokenize") == 1
 
 
 async def test_unexpected_exception_is_internal_without_its_text(frontend: RunningFrontend, monkeypatch):
@@ -212,6 +215,39 @@ async def test_unknown_method_is_unimplemented(frontend: RunningFrontend):
     call = frontend.channel.unary_unary("/stepwire.v1.GenerationService/Nothing")
     failure = await failure_of(call(b""))
     assert failure.code is Code.UNIMPLEMENTED
+
+
+async def test_choices_that_are_too_large_together_harm_nobody(tokenizer_dir, tmp_path):
+    engine = FakeEngine(tokenizer_dir, vocab_size=100_000)
+    token_ids = range(20_000, 69_000)
+    async with engine.running(), running_frontend(engine.endpoint, cache_dir=tmp_path / "cache") as running:
+        await running.wait_for_health(1)
+        engine.may_step.clear()
+        other = running.stream(request())
+        await other.next()
+        sampling = common_pb2.SamplingParams(temperature=1, n=1000, allowed_token_ids=token_ids)
+        failure = await failure_of(running.generation.Generate(request(sampling=sampling)))
+        assert (failure.code, failure.reason) == (Code.INVALID_ARGUMENT, "FIELD_INVALID")
+        assert failure.fields == ["sampling.n"]
+        assert "sampling.allowed_token_ids" in failure.message
+        assert len(engine.adds) == 1
+
+        # What is still allowed travels in several frames.
+        engine.may_step.set()
+        sampling.n, engine.add_frames = 60, 0
+        answer = await running.generation.Generate(request(sampling=sampling, max_tokens=1))
+        assert len(answer.completions) == 60
+        assert engine.add_frames > 1
+        assert (await other.rest())[-1].HasField("finished")
+
+
+async def test_garbage_on_a_request_stream_is_invalid_argument(frontend: RunningFrontend, caplog):
+    method = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
+    call = frontend.channel.stream_stream(method)(iter([b"\xff\xff\xff"]))
+    failure = await failure_of(call.read())
+    assert (failure.code, failure.reason) == (Code.INVALID_ARGUMENT, "FIELD_INVALID")
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert frontend.metric("rpcs_handled_total", grpc_method=method, grpc_code="INVALID_ARGUMENT") == 1
 
 
 async def test_garbage_on_the_port_harms_nobody(frontend: RunningFrontend, engine: FakeEngine):

@@ -169,6 +169,20 @@ async def test_drain_lets_requests_finish_and_refuses_new_ones(engine: FakeEngin
         await running.run
 
 
+async def test_not_ready_from_the_moment_a_stop_was_asked_for(engine: FakeEngine, tmp_path):
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path, pre_stop_delay_s=600) as running:
+        await running.wait_for_health(SERVING)
+        port = running.process.metrics_port
+        assert (await fetch(port, "/readyz"))[0] == 200
+        running.process.request_stop()
+        assert (await fetch(port, "/readyz"))[0] == 503
+        assert (await fetch(port, "/healthz"))[0] == 200
+        # Balancers may not have noticed yet.
+        assert (await running.generation.Generate(request())).completions[0].text
+        running.process.request_stop()
+        await running.run
+
+
 async def test_second_signal_ends_the_drain_with_what_was_delivered(engine: FakeEngine, tmp_path):
     async with running_frontend(engine.endpoint, cache_dir=tmp_path, drain_timeout_s=600) as running:
         await running.wait_for_health(SERVING)

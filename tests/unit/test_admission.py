@@ -47,6 +47,9 @@ def test_what_can_never_fit_is_the_callers_fault():
         permit.grow(5, 1)
     with pytest.raises(InvalidRequestError, match=r"sampling\.n"):
         permit.grow(2, 51)
+    with pytest.raises(InvalidRequestError) as caught:
+        permit.grow(1, 101)
+    assert [violation.field for violation in caught.value.violations] == ["prompt"]
 
 
 def test_release_twice_gives_back_once():

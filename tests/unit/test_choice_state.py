@@ -20,7 +20,7 @@ STOP, LENGTH = EngineFinishReason.STOP, EngineFinishReason.LENGTH
 
 def ids(text: str | bytes) -> list[int]:
     """One token a byte."""
-    return byte_ids(TOKENIZER, text.encode() if isinstance(text, str) else text)
+    return byte_ids(text.encode() if isinstance(text, str) else text)
 
 
 def choice_of(**changes) -> ChoiceState:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -113,6 +117,81 @@ def test_wrong_usage_names_the_option(server, flag, value, said):
     assert result.exit_code == 2
     assert said in result.stderr
     assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["hi", "--prompt-token-ids", "1"], "two prompts"),
+        (["-", "--prompt-token-ids", "1"], "two prompts"),
+        (["hi", "--output", "answers.jsonl"], "--output has no meaning without --file"),
+        (["hi", "--concurrency", "2"], "--concurrency has no meaning without --file"),
+        (["hi", "--file", "PROMPTS"], "PROMPT has no meaning with --file"),
+        (["--file", "PROMPTS", "--prompt-token-ids", "1"], "--prompt-token-ids has no meaning with --file"),
+        (["--file", "PROMPTS", "--request-id", "r"], "--request-id"),
+    ],
+)
+def test_options_of_which_one_would_be_ignored_are_refused(server, tmp_path, arguments, said):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\ntwo\n")
+    result = run(server, "generate", *[str(prompts) if text == "PROMPTS" else text for text in arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert server.requests == []
+
+
+def stepwire(*arguments: str | bytes, stdin: bytes | int = subprocess.DEVNULL, stdout: int | IO[bytes] | None = None):
+    """The command in a process of its own: only there do its words and streams hold raw bytes."""
+    words = [sys.executable, "-m", "stepwire_client.cli", *arguments]
+    given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+    done = subprocess.run(words, stdout=stdout or subprocess.PIPE, stderr=subprocess.PIPE, timeout=60, **given)
+    return done.returncode, done.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", b"\xff"],
+        ["generate", "hi", "--stop", b"\xff"],
+        ["generate", "hi", "--target", b"\xff"],
+        ["tokenize", "fine", b"\xff"],
+    ],
+)
+def test_a_word_that_is_no_text_is_wrong_usage(arguments):
+    code, errors = stepwire(*arguments)
+    assert code == 2
+    assert "not UTF-8" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("command", ["generate", "tokenize"])
+def test_input_that_is_no_text_is_wrong_usage(command):
+    code, errors = stepwire(command, stdin=b"fine, then \xff")
+    assert code == 2
+    assert "standard input is not UTF-8" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("command", ["generate", "tokenize"])
+def test_a_terminal_is_not_waited_for(command):
+    master, terminal = pty.openpty()
+    try:
+        code, errors = stepwire(command, stdin=terminal)
+    finally:
+        os.close(master)
+        os.close(terminal)
+    assert code == 2
+    assert "pipe one in" in errors
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+@pytest.mark.parametrize("arguments", [["generate", "hi"], ["tokenize", "hi"], ["models"], ["health"]])
+def test_output_that_cannot_be_written_is_one_sentence(server, arguments):
+    with Path("/dev/full").open("wb") as full:
+        code, errors = stepwire(*arguments, "--target", server.target, stdout=full)
+    assert code == 1
+    assert "error: the answer cannot be written: [Errno 28]" in errors
+    assert "Traceback" not in errors
 
 
 def test_a_refused_request_lists_its_fields(server):

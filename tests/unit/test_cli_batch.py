@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,11 @@ def results(text: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def squeezed(text: str) -> str:
+    """Without blanks and the frame of the error box, which breaks lines anywhere."""
+    return re.sub(r"[\s│]", "", text)
+
+
 def test_lines_are_prompts_and_results_keep_their_order(server, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("".join(f"prompt {number}\n\n" for number in range(50)))
@@ -57,13 +63,57 @@ def test_jsonl_fields_win_over_options(server, tmp_path):
     assert all(request.sampling.HasField("temperature") for request in server.requests)
 
 
+def test_lists_and_switches_of_a_line_replace_those_of_the_options(server, tmp_path):
+    file = tmp_path / "requests.jsonl"
+    file.write_text(
+        '{"text": "own", "stop": {"stop": ["B"], "ignoreEos": false}, "sampling": {"logit_bias": {"5": 1}}}\n'
+        '{"text": "none", "stop": {"stop": []}}\n'
+        '"options alone"\n'
+    )
+    options = ("--stop", "A", "--ignore-eos", "--logit-bias", "4=2", "--max-tokens", "9", "--concurrency", "1")
+    assert run(server, file, *options).exit_code == 0
+    own, none, alone = server.requests
+    assert (list(own.stop.stop), own.stop.ignore_eos, dict(own.sampling.logit_bias)) == (["B"], False, {5: 1.0})
+    assert (list(none.stop.stop), none.stop.ignore_eos, dict(none.sampling.logit_bias)) == ([], True, {4: 2.0})
+    assert (list(alone.stop.stop), alone.stop.ignore_eos) == (["A"], True)
+    assert {request.stop.max_tokens for request in server.requests} == {9}
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
+def test_only_a_newline_ends_a_line(server, tmp_path, name):
+    file = tmp_path / name
+    prompts = ["one\u2028line", "form\u0085feed"]
+    file.write_text("\n".join(json.dumps(text, ensure_ascii=False) for text in prompts), encoding="utf-8")
+    assert run(server, file, "--concurrency", "1").exit_code == 0
+    received = [request.text for request in server.requests]
+    assert received == (prompts if name.endswith("l") else [f'"{text}"' for text in prompts])
+
+
+def test_a_file_that_is_no_text_is_wrong_usage(server, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"fine\n\xff\n")
+    result = run(server, file)
+    assert result.exit_code == 2
+    assert squeezed("prompts.txt is not UTF-8 text") in squeezed(result.stderr)
+    assert server.requests == []
+
+
+def test_an_output_that_cannot_be_opened_is_named_before_anything_is_sent(server, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\n")
+    result = run(server, file, "--output", "/nonexistent/x")
+    assert result.exit_code == 2
+    assert "/nonexistent/x: No such file or directory" in result.stderr
+    assert server.requests == []
+
+
 @pytest.mark.parametrize("line", ['{"txet": "hi"}', "{}", "[1]", "3", "not json", '{"text": 5}'])
 def test_a_bad_line_is_named_before_anything_is_sent(server, tmp_path, line):
     file = tmp_path / "requests.jsonl"
     file.write_text(f'"fine"\n{line}\n')
     result = run(server, file)
     assert result.exit_code == 2
-    assert "requests.jsonl:2" in result.stderr.replace("\n", "").replace("│", "").replace(" ", "")
+    assert "requests.jsonl:2" in squeezed(result.stderr)
     assert server.requests == []
 
 

@@ -81,6 +81,16 @@ def test_overload_is_retryable_and_says_when(client, server):
     assert caught.value.details.retry_after_s == 2.5
 
 
+def test_details_that_belong_to_another_status_are_left_out(client, server):
+    server.status_over_error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "replaced on the way")
+    server.error = InvalidRequestError.of_field("text", "is empty")
+    with pytest.raises(CallError) as caught:
+        list(client.generate_stream(REQUEST))
+    error = caught.value
+    assert (error.code, error.message) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "replaced on the way")
+    assert (error.reason, error.details.violations) == ("", ())
+
+
 def test_a_server_that_is_down_has_no_reason():
     with Client("127.0.0.1:1") as client, pytest.raises(CallError) as caught:
         list(client.generate_stream(REQUEST))

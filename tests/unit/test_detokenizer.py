@@ -37,7 +37,7 @@ def expected_output(tokenizer, prompt, output) -> str:
 
 any_ids = st.lists(st.integers(0, BYTES.max_token_id + 3), max_size=40)
 # Raw bytes make broken and half characters much more likely than random ids do.
-raw_bytes = st.binary(max_size=24).map(lambda data: byte_ids(BYTES, data))
+raw_bytes = st.binary(max_size=24).map(lambda data: byte_ids(data))
 texts = st.text(alphabet="a é日😀\ufffd\n", max_size=24).map(lambda text: BYTES.encode(text))
 streams = any_ids | raw_bytes | texts
 
@@ -50,7 +50,7 @@ def test_pieces_add_up_to_a_full_decode(prompt, output) -> None:
 
 @given(text=st.text(max_size=60), cut=st.integers(0, 200))
 def test_a_text_cut_anywhere_between_prompt_and_output_comes_out_whole(text, cut) -> None:
-    ids = byte_ids(BYTES, text.encode())
+    ids = byte_ids(text.encode())
     cut = min(cut, len(ids))
     pieces, rest = decode_stepwise(BYTES, ids[:cut], ids[cut:])
     got = "".join(pieces) + rest
@@ -86,32 +86,32 @@ def test_every_piece_is_valid_utf8(output) -> None:
 
 @pytest.mark.parametrize("num_prompt_bytes", [1, 2, 3])
 def test_prompt_that_ends_inside_a_character_does_not_leak(num_prompt_bytes) -> None:
-    prompt = byte_ids(BYTES, b"secret prompt") + byte_ids(BYTES, "😀".encode()[:num_prompt_bytes])
-    output = byte_ids(BYTES, "😀".encode()[num_prompt_bytes:]) + byte_ids(BYTES, b" ok")
+    prompt = byte_ids(b"secret prompt") + byte_ids("😀".encode()[:num_prompt_bytes])
+    output = byte_ids("😀".encode()[num_prompt_bytes:]) + byte_ids(b" ok")
     pieces, rest = decode_stepwise(BYTES, prompt, output)
     assert "".join(pieces) + rest == "😀 ok"
 
 
 def test_prompt_whose_last_character_is_never_finished_shows_nothing_of_it() -> None:
-    prompt = byte_ids(BYTES, "secret 日".encode()[:-1])
-    pieces, rest = decode_stepwise(BYTES, prompt, byte_ids(BYTES, b"ok"))
+    prompt = byte_ids("secret 日".encode()[:-1])
+    pieces, rest = decode_stepwise(BYTES, prompt, byte_ids(b"ok"))
     assert "".join(pieces) + rest == "ok"
 
 
 def test_character_waits_for_its_last_byte() -> None:
-    pieces, rest = decode_stepwise(BYTES, [], byte_ids(BYTES, "a😀b".encode()))
+    pieces, rest = decode_stepwise(BYTES, [], byte_ids("a😀b".encode()))
     assert pieces == ["a", "", "", "", "😀", "b"]
     assert rest == ""
 
 
 def test_flush_shows_what_never_became_a_character() -> None:
-    pieces, rest = decode_stepwise(BYTES, [], byte_ids(BYTES, b"a\xf0\x9f"))
+    pieces, rest = decode_stepwise(BYTES, [], byte_ids(b"a\xf0\x9f"))
     assert pieces == ["a", "", ""]
     assert rest == "\ufffd"
 
 
 def test_flush_without_output_is_empty_even_after_half_a_character() -> None:
-    assert decode_stepwise(BYTES, byte_ids(BYTES, b"a\xf0"), []) == ([], "")
+    assert decode_stepwise(BYTES, byte_ids(b"a\xf0"), []) == ([], "")
 
 
 def test_special_tokens_are_hidden_or_shown() -> None:
@@ -147,7 +147,7 @@ class _FailingOnce:
 
 def test_a_decoder_error_is_survived_once_without_losing_text() -> None:
     tokenizer = _FailingOnce()
-    pieces, rest = decode_stepwise(tokenizer, [], byte_ids(BYTES, "abc日é!".encode()))
+    pieces, rest = decode_stepwise(tokenizer, [], byte_ids("abc日é!".encode()))
     assert "".join(pieces) + rest == "abc日é!"
     assert tokenizer.failures_left == 0
 
@@ -179,7 +179,7 @@ class _CountingDecoder:
 def test_cost_of_a_token_does_not_grow_with_the_answer(pattern) -> None:
     counter = _CountingDecoder()
     detokenizer = Detokenizer(counter, [])
-    ids = byte_ids(BYTES, pattern * 1000)
+    ids = byte_ids(pattern * 1000)
     for token_id in ids[:500]:
         detokenizer.step(token_id)
     counter.num_decoded = 0

@@ -12,7 +12,7 @@ from frontend.engine_client.balancer import pick
 from frontend.engine_client.connection import EngineConnection
 from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
 from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineState, strictest
-from frontend.engine_client.outbox import Outbox
+from frontend.engine_client.outbox import NewRequest, Outbox
 from frontend.engine_client.pool import EnginePool
 from frontend.engine_client.tokenizer_store import TokenizerStore
 from frontend.engine_outputs import EngineFinish, EngineFinishReason, EngineOutput
@@ -78,8 +78,17 @@ def make_ready(connection: EngineConnection) -> None:
     connection._session = OpenSession()
 
 
-def make(handle: int, now: float) -> pb.EngineCoreRequest:
-    return pb.EngineCoreRequest(handle=handle)
+def new(handle: int) -> NewRequest:
+    def fill(message: pb.EngineCoreRequest, handle: int, now: float) -> None:
+        message.handle = handle
+
+    return NewRequest(handle, 100, fill)
+
+
+def submit(pool: EnginePool, handles: Sequence[int]) -> str:
+    """The id of the engine that got the request."""
+    pool.submit([new(handle) for handle in handles])
+    return pool.engine_of(handles[0]).engine_id
 
 
 def frames(connection: EngineConnection) -> list[pb.ConnectRequest]:
@@ -101,7 +110,7 @@ def test_handles_are_never_drawn_twice(pool: EnginePool):
 
 
 def test_choices_of_a_request_share_an_engine_and_requests_alternate(pool: EnginePool):
-    ids = {pool.submit(pool.draw_handles(2), [make, make]) for _ in range(2)}
+    ids = {submit(pool, pool.draw_handles(2)) for _ in range(2)}
     assert ids == {"a:1", "b:1"}
     assert sorted(len(added(connection)) for connection in pool.connections) == [2, 2]
 
@@ -110,14 +119,14 @@ def test_least_loaded_engine_wins(pool: EnginePool):
     first, second = pool.connections
     first.on_load(EngineLoad(running=5))
     second.on_load(EngineLoad(waiting=1))
-    assert {pool.submit(pool.draw_handles(1), [make]) for _ in range(1)} == {"b:1"}
+    assert submit(pool, pool.draw_handles(1)) == "b:1"
     # The new one counts as waiting until the engine reports again: 4 + 4 against 5.
-    assert pool.submit(pool.draw_handles(1), [make]) == "a:1"
+    assert submit(pool, pool.draw_handles(1)) == "a:1"
 
 
 async def test_abort_goes_where_the_request_runs_and_keeps_the_route(pool: EnginePool, listener: Listener):
     (handle,) = pool.draw_handles(1)
-    engine_id = pool.submit([handle], [make])
+    engine_id = submit(pool, [handle])
     owner = next(connection for connection in pool.connections if connection.engine_id == engine_id)
     pool.abort([handle, 999], AbortKind.DEADLINE)
 
@@ -131,7 +140,7 @@ async def test_abort_goes_where_the_request_runs_and_keeps_the_route(pool: Engin
 
 async def test_refused_request_is_tried_once_more_elsewhere(pool: EnginePool, listener: Listener):
     (handle,) = pool.draw_handles(1)
-    pool.submit([handle], [make])
+    submit(pool, [handle])
     first = next(connection for connection in pool.connections if frames(connection))
     second = next(connection for connection in pool.connections if connection is not first)
     refusal = finished(handle, EngineFinishReason.REJECTED, OverloadedError("full"))
@@ -139,7 +148,7 @@ async def test_refused_request_is_tried_once_more_elsewhere(pool: EnginePool, li
     await pool.on_outputs(first, [refusal])
     assert listener.outputs == []
     assert added(second) == [handle]
-    assert pool.engine_of(handle) == second.engine_id
+    assert pool.engine_of(handle) == second.facts
     await pool.on_outputs(second, [refusal])
     assert listener.outputs == [refusal]
     assert pool.num_routes == 0
@@ -148,7 +157,7 @@ async def test_refused_request_is_tried_once_more_elsewhere(pool: EnginePool, li
 @pytest.mark.parametrize("case", ["other reason", "aborted", "nowhere else"])
 async def test_refusals_that_are_told_at_once(pool: EnginePool, listener: Listener, case: str):
     (handle,) = pool.draw_handles(1)
-    pool.submit([handle], [make])
+    submit(pool, [handle])
     first = next(connection for connection in pool.connections if frames(connection))
     error: StepwireError = OverloadedError("full")
     if case == "other reason":
@@ -164,7 +173,7 @@ async def test_refusals_that_are_told_at_once(pool: EnginePool, listener: Listen
 
 def test_loss_of_an_engine_fails_its_requests_only(pool: EnginePool, listener: Listener):
     handles = pool.draw_handles(4)
-    owners = {handle: pool.submit([handle], [make]) for handle in handles}
+    owners = {handle: submit(pool, [handle]) for handle in handles}
     lost = pool.connections[0]
     error = EngineDeadError("gone")
     pool.on_lost(lost, error)
@@ -196,7 +205,7 @@ def test_the_reason_is_that_of_the_engine_that_is_back_soonest(pool: EnginePool,
             connection.engine_state = EngineState.STALLED
     assert not pool.is_available
     with pytest.raises(UnavailableError) as caught:
-        pool.submit(pool.draw_handles(1), [make])
+        submit(pool, pool.draw_handles(1))
     assert caught.value.reason == reason
     assert caught.value.retry_after_ms > 0
     assert pool.num_routes == 0
@@ -209,6 +218,43 @@ async def test_engines_must_agree(pool: EnginePool, listener: Listener, tmp_path
             await pool.on_attach(newcomer, facts("b", **change), tmp_path)
     await pool.on_attach(newcomer, facts("b", max_model_len=60, kv_cache_tokens=5000), tmp_path)
     assert (listener.attached[0].max_model_len, listener.attached[0].kv_cache_tokens) == (60, 1000)
+
+
+async def test_a_draining_engine_counts_as_long_as_it_runs_requests(
+    pool: EnginePool, listener: Listener, tmp_path: Path
+):
+    draining, newcomer = pool.connections
+    newcomer.state = ConnectionState.CONNECTING
+    (handle,) = pool.draw_handles(1)
+    submit(pool, [handle])
+    draining.state, draining.engine_state = ConnectionState.DRAINING, EngineState.DRAINING
+    other = facts("b", model="x", max_model_len=200)
+    with pytest.raises(EngineRefusedError, match="must agree"):
+        await pool.on_attach(newcomer, other, tmp_path)
+    assert listener.attached == []
+
+    await pool.on_outputs(draining, [finished(handle, EngineFinishReason.LENGTH)])
+    await pool.on_attach(newcomer, other, tmp_path)
+    # Limits of an engine that takes no requests restrict nobody.
+    assert listener.attached == [other]
+
+
+def test_an_engine_is_attached_once_whatever_its_addresses(pool: EnginePool):
+    first, second = pool.connections
+    found = facts("same")
+    pool.on_found(first, found)
+    first.boot = found.boot
+    pool.on_found(first, found)
+    with pytest.raises(EngineRefusedError, match="attached at a:1 already"):
+        pool.on_found(second, found)
+    pool.on_found(second, facts("same", boot_id="another life"))
+
+
+def test_fingerprint_is_that_of_what_decides_the_numbers():
+    same = facts("a"), facts("b", boot_id="c", max_model_len=5)
+    assert len({one.fingerprint for one in same}) == 1
+    for change in ({"dtype": "bfloat16"}, {"version": "2"}, {"model": "x"}, {"weight_version": "2"}, {"revision": "x"}):
+        assert facts("a", **change).fingerprint != same[0].fingerprint
 
 
 def test_pick_takes_the_lowest_and_takes_turns():

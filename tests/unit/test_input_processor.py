@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
+from dataclasses import replace
 
 import pytest
 from google.protobuf import json_format
@@ -10,7 +13,9 @@ from google.protobuf import json_format
 from fakes.small_tokenizer import byte_level_tokenizer
 from frontend.generation_config import GenerationDefaults
 from frontend.input_processor import InputProcessor, ModelFacts
+from frontend.input_processor.processed_request import MAX_ENGINE_BYTES
 from stepwire import token_array
+from stepwire.engine.v1 import engine_core_pb2
 from stepwire.errors import InvalidRequestError, StepwireError
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 
@@ -52,6 +57,12 @@ async def process(processor, **fields: object):
     return await processor.process(request_of(**fields), request_id="r1")
 
 
+def engine_request(processed, choice: int, handle: int, now: float) -> engine_core_pb2.EngineCoreRequest:
+    message = engine_core_pb2.EngineCoreRequest()
+    processed.fill(choice, message, handle, now)
+    return message
+
+
 async def refused(processor, **fields: object) -> StepwireError:
     with pytest.raises(InvalidRequestError) as caught:
         await process(processor, **fields)
@@ -60,7 +71,7 @@ async def refused(processor, **fields: object) -> StepwireError:
 
 async def test_plain_request_is_complete(processor) -> None:
     processed = await process(processor, text="hello world")
-    message = processed.engine_request(0, handle=7, now=1000.0)
+    message = engine_request(processed, 0, handle=7, now=1000.0)
     assert token_array.unpack(message.prompt_token_ids) == TOKENIZER.encode("hello world")
     assert (message.handle, message.request_id) == (7, "r1")
     assert list(message.eos_token_ids) == [0]
@@ -81,8 +92,8 @@ async def test_callers_message_is_not_changed(processor) -> None:
 
 async def test_engine_messages_are_copies(processor) -> None:
     processed = await process(processor)
-    processed.engine_request(0, 1, 1000.0).stop_token_ids.append(5)
-    assert list(processed.engine_request(0, 1, 1000.0).stop_token_ids) == []
+    engine_request(processed, 0, 1, 1000.0).stop_token_ids.append(5)
+    assert list(engine_request(processed, 0, 1, 1000.0).stop_token_ids) == []
 
 
 # --- one row each: field, value, start of what is said ---
@@ -90,6 +101,8 @@ REFUSALS = [
     ({"sampling": {"temperature": 2.5}}, "sampling.temperature", "2.5 is outside [0, 2]"),
     ({"sampling": {"temperature": -1}}, "sampling.temperature", "-1 is outside [0, 2]"),
     ({"sampling": {"temperature": "NaN"}}, "sampling.temperature", "nan is outside"),
+    # Nothing false about n, of which a wrong temperature says nothing.
+    ({"sampling": {"temperature": 3, "n": 2}}, "sampling.temperature", "3 is outside"),
     ({"sampling": {"temperature": "Infinity"}}, "sampling.temperature", "inf is outside"),
     ({"sampling": {"topP": 7}}, "sampling.top_p", "7 is outside (0, 1]"),
     ({"sampling": {"topP": 0}}, "sampling.top_p", "0 is outside (0, 1]"),
@@ -106,16 +119,30 @@ REFUSALS = [
     ({"sampling": {"n": 2, "temperature": 0}}, "sampling.n", "2 choices with greedy sampling"),
     ({"sampling": {"logitBias": {"293": 1.0}}}, "sampling.logit_bias[293]", "token id 293 is outside 0..292"),
     ({"sampling": {"logitBias": {"5": "NaN"}}}, "sampling.logit_bias[5]", "nan is not a finite number"),
+    (
+        {"sampling": {"logitBias": {str(token_id): "NaN" for token_id in range(1025)}}},
+        "sampling.logit_bias",
+        "1025 entries, at most 1024",
+    ),
+    ({"sampling": {"allowedTokenIds": [400] * 294}}, "sampling.allowed_token_ids", "294 token ids, at most 293"),
     ({"sampling": {"allowedTokenIds": [1, 400]}}, "sampling.allowed_token_ids[1]", "token id 400 is outside 0..292"),
     ({"sampling": {"badWords": ["ok", ""]}}, "sampling.bad_words[1]", "the string is empty"),
+    ({"sampling": {"badWords": ["w" * 257]}}, "sampling.bad_words[0]", "257 characters, at most 256"),
     ({"sampling": {"badWords": ["w"] * 1025}}, "sampling.bad_words", "1025 strings, at most 1024"),
     ({"stop": {"maxTokens": 0}}, "stop.max_tokens", "0 is less than 1"),
     ({"stop": {"maxTokens": 5, "minTokens": 6}}, "stop.min_tokens", "6 is more than stop.max_tokens, 5"),
     ({"stop": {"minTokens": 90}}, "stop.min_tokens", "90 is more than the 79 tokens"),
     ({"stop": {"stop": [""]}}, "stop.stop[0]", "the string is empty"),
     ({"stop": {"stop": ["x"] * 257}}, "stop.stop", "257 strings, at most 256"),
+    ({"stop": {"stop": ["ok", "x" * 1025]}}, "stop.stop[1]", "1025 characters, at most 1024"),
     ({"stop": {"stop": ["x"]}, "output": {"text": False}}, "stop.stop", "stop strings need text output"),
     ({"stop": {"stopTokenIds": [293]}}, "stop.stop_token_ids[0]", "token id 293 is outside 0..292"),
+    ({"stop": {"stopTokenIds": [293] * 1025}}, "stop.stop_token_ids", "1025 token ids, at most 1024"),
+    (
+        {"stop": {"repetitionDetection": {"maxPatternTokens": 257, "minPatternTokens": 1, "minRepeats": 2}}},
+        "stop.repetition_detection.max_pattern_tokens",
+        "257 is outside 1..256",
+    ),
     (
         {"stop": {"repetitionDetection": {"maxPatternTokens": 4, "minPatternTokens": 5, "minRepeats": 2}}},
         "stop.repetition_detection.min_pattern_tokens",
@@ -130,9 +157,15 @@ REFUSALS = [
     ({"output": {"logprobs": -2}}, "output.logprobs", "-2 is neither -1 nor at least 0"),
     ({"output": {"promptLogprobs": -1}}, "output.prompt_logprobs", "-1 asks for 293, at most 20"),
     ({"output": {"logprobTokenIds": [999]}}, "output.logprob_token_ids[0]", "token id 999 is outside 0..292"),
+    ({"output": {"logprobTokenIds": [999] * 294}}, "output.logprob_token_ids", "294 token ids, at most 293"),
     ({"text": ""}, "text", "the prompt is empty"),
     ({"token_ids": {"ids": []}}, "token_ids.ids", "the prompt is empty"),
     ({"token_ids": {"ids": [1, 293]}}, "token_ids.ids[1]", "token id 293 is outside 0..292"),
+    (
+        {"token_ids": {"ids": [5] * 150 + [293, 6]}, "truncatePromptTokens": 3},
+        "token_ids.ids[150]",
+        "token id 293 is outside 0..292",
+    ),
     ({"resumeOutputTokenIds": {"ids": [293]}}, "resume_output_token_ids.ids[0]", "token id 293 is outside"),
     ({"resumeOutputTokenIds": {"ids": [5]}, "sampling": {"n": 2}}, "sampling.n", "2 choices cannot be resumed"),
     (
@@ -174,6 +207,29 @@ async def test_all_violations_are_reported_at_once(processor) -> None:
     fields = {violation.field for violation in error.violations}
     assert fields == {"sampling.top_p", "sampling.n", "stop.max_tokens", "output.logprobs", "token_ids"}
     assert error.reason == "FIELD_INVALID"
+
+
+async def test_limits_themselves_are_accepted(processor) -> None:
+    fields = {
+        "sampling": {
+            "logitBias": {str(token_id): 1 for token_id in range(293)},
+            "allowedTokenIds": list(range(293)),
+            "badWords": ["w" * 256],
+        },
+        "stop": {
+            "stop": ["x" * 1024],
+            "stopTokenIds": [5] * 1024,
+            "repetitionDetection": {"maxPatternTokens": 256, "minPatternTokens": 256, "minRepeats": 2},
+        },
+    }
+    processed = await process(processor, **fields)
+    assert len(processed.template.sampling.allowed_token_ids) == 293
+    assert processed.template.repetition_detection.max_pattern_tokens == 256
+
+
+async def test_only_the_first_violations_are_collected(processor) -> None:
+    error = await refused(processor, sampling={"badWords": [""] * 1000}, stop={"maxTokens": 0})
+    assert [violation.field for violation in error.violations] == [f"sampling.bad_words[{i}]" for i in range(16)]
 
 
 @pytest.mark.parametrize(
@@ -341,6 +397,22 @@ async def test_truncation_keeps_the_end(processor, keep, num_kept) -> None:
     assert processed.prompt_token_ids == ids[-num_kept:]
 
 
+async def test_truncation_looks_only_at_the_ids_it_keeps(processor) -> None:
+    processed = await process(processor, token_ids={"ids": [9999] * 200 + [7, 8, 9]}, truncatePromptTokens=3)
+    assert processed.prompt_token_ids == [7, 8, 9]
+
+
+@pytest.mark.parametrize("keep", [1, 7, -1])
+async def test_truncation_encodes_no_more_text_than_it_can_keep(processor, monkeypatch, keep) -> None:
+    text = "hello world, the café 😀 " * 10_000
+    whole, lengths = TOKENIZER.encode(text), []
+    real = TOKENIZER.encode
+    monkeypatch.setattr(TOKENIZER, "encode", lambda text, **options: lengths.append(len(text)) or real(text, **options))
+    num_kept = 99 if keep == -1 else keep
+    assert (await process(processor, text=text, truncatePromptTokens=keep)).prompt_token_ids == whole[-num_kept:]
+    assert lengths == [num_kept * TOKENIZER.max_token_bytes]
+
+
 async def test_truncation_leaves_room_for_resumed_output(processor) -> None:
     fields = {"token_ids": {"ids": [5] * 150}, "resumeOutputTokenIds": {"ids": [6] * 10}, "truncatePromptTokens": -1}
     assert len((await process(processor, **fields)).prompt_token_ids) == 89
@@ -353,16 +425,28 @@ async def test_resumed_output_goes_to_the_engine(processor) -> None:
     assert processed.max_tokens == 9
 
 
+async def test_closing_drops_no_encoding_that_somebody_waits_for(monkeypatch) -> None:
+    processor, may_encode = InputProcessor(TOKENIZER, FACTS, num_threads=1), threading.Event()
+    real = TOKENIZER.encode
+    monkeypatch.setattr(TOKENIZER, "encode", lambda *args, **options: may_encode.wait(30) and real(*args, **options))
+    waiting = [asyncio.create_task(process(processor)) for _ in range(3)]
+    await asyncio.sleep(0)
+    processor.close()
+    may_encode.set()
+    expected = real("hello")
+    assert [one.prompt_token_ids for one in await asyncio.gather(*waiting)] == [expected] * 3
+
+
 # --- seeds ---
 async def test_given_seed_is_kept_and_children_follow_it(processor) -> None:
     processed = await process(processor, sampling={"seed": 41, "n": 3})
     assert processed.seed == 41
-    assert [processed.engine_request(choice, 1, 1000.0).sampling.seed for choice in range(3)] == [41, 42, 43]
+    assert [engine_request(processed, choice, 1, 1000.0).sampling.seed for choice in range(3)] == [41, 42, 43]
 
 
 async def test_largest_seed_has_neighbours(processor) -> None:
     processed = await process(processor, sampling={"seed": str(2**63 - 1), "n": 2})
-    assert processed.engine_request(1, 1, 1000.0).sampling.seed == -(2**63)
+    assert engine_request(processed, 1, 1, 1000.0).sampling.seed == -(2**63)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"seed": "-1"}])
@@ -376,16 +460,16 @@ async def test_seed_is_drawn_when_none_is_given(processor, sampling) -> None:
 async def test_times_are_relative_to_the_moment_of_sending(processor, clock) -> None:
     request = request_of(queueTimeoutMs=500)
     processed = await processor.process(request, request_id="r", deadline_in_s=2.0)
-    message = processed.engine_request(0, 1, clock.now + 0.25)
+    message = engine_request(processed, 0, 1, clock.now + 0.25)
     assert message.age_us == 250_000
     assert message.deadline_in_us == 1_700_000
     assert message.queue_deadline_in_us == 250_000
 
 
 async def test_no_time_limit_is_zero_and_a_passed_one_is_not(processor, clock) -> None:
-    assert (await process(processor)).engine_request(0, 1, clock.now).deadline_in_us == 0
+    assert engine_request(await process(processor), 0, 1, clock.now).deadline_in_us == 0
     processed = await processor.process(request_of(queueTimeoutMs=1), request_id="r", deadline_in_s=1)
-    late = processed.engine_request(0, 1, clock.now + 60)
+    late = engine_request(processed, 0, 1, clock.now + 60)
     assert (late.deadline_in_us, late.queue_deadline_in_us) == (1, 1)
 
 
@@ -423,3 +507,22 @@ async def test_cache_options_are_passed_on(processor) -> None:
 async def test_errors_never_hold_the_prompt(processor) -> None:
     error = await refused(processor, text="confidential " * 40, sampling={"topP": 9})
     assert "confidential" not in error.message
+
+
+async def test_choices_that_are_too_large_together_are_refused_with_the_limit(processor) -> None:
+    token_ids = list(range(FACTS.vocab_size))
+    sampling = {"allowedTokenIds": token_ids, "temperature": 1}
+    small = await process(processor, sampling={**sampling, "n": 2})
+    size = small.size_for_engine()
+    message = engine_request(small, 1, 2**64 - 1, 1000.0)
+    frame = engine_core_pb2.AddRequests(requests=[message])
+    assert len(frame.SerializeToString()) <= size
+
+    too_many = MAX_ENGINE_BYTES // size + 1
+    many = replace(small, num_choices=too_many)
+    with pytest.raises(InvalidRequestError) as caught:
+        many.size_for_engine()
+    assert [violation.field for violation in caught.value.violations] == ["sampling.n"]
+    for said in (str(MAX_ENGINE_BYTES), "sampling.allowed_token_ids", "sampling.logit_bias", "sampling.bad_words"):
+        assert said in caught.value.message
+    assert replace(small, num_choices=too_many - 1).size_for_engine() == size

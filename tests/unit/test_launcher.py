@@ -66,6 +66,36 @@ def test_unknown_flags_go_to_the_engine_and_those_after_dashes_to_the_frontend()
     assert frontend[frontend.index("--engine-endpoints") + 1] == "127.0.0.1:50061"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port", "5"], "--frontend-port"),
+        (["--", "--port=5"], "--frontend-port"),
+        (["--metrics-port", "5"], "--engine-metrics-port"),
+        (["--model", "x", "--host", "0.0.0.0"], "127.0.0.1"),
+        (["--", "--engine-endpoints", "a:1"], "--engine-port"),
+        (["--engine-endpoints=a:1"], "--engine-port"),
+        (["--owner", "none"], "the launcher"),
+    ],
+)
+def test_flags_that_the_launcher_sets_itself_are_refused_by_name(arguments, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        options.parse(arguments)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    flag = next(text for text in arguments if text.startswith("--") and text not in ("--", "--model"))
+    assert error.startswith(f"error: {flag.partition('=')[0]} is set by the launcher")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_stopping_waits_longer_than_the_longest_drain():
+    assert options.parse([]).stop_timeout_s > 30
+    assert options.parse(["--", "--drain-timeout-s", "120"]).stop_timeout_s > 120
+    assert options.parse(["--drain-timeout-s=200", "--", "--drain-timeout-s", "0"]).stop_timeout_s > 200
+    assert options.parse(["--", "--pre-stop-delay-s", "90"]).stop_timeout_s > 90 + 30
+
+
 def test_documented_ports_are_the_defaults():
     assert sorted(options.parse([]).ports().values()) == [9100, 9101, 50051, 50061]
 
@@ -190,8 +220,16 @@ def test_a_missing_model_ends_before_anything_starts(tmp_path):
     launch = Launch(tmp_path, "--model", "missing")
     _, errors = launch.output()
     assert launch.process.returncode == 1
-    assert "--model missing: no such directory" in errors
+    assert errors == "error: --model missing: no such directory\n"
     assert launch.events() == []
+
+
+def test_a_mistyped_flag_is_one_sentence(tmp_path):
+    # The real command, which alone knows the engine's flags.
+    code = "from launcher import options, services; services.prepare_model(options.parse(['--modle', 'x']))"
+    result = subprocess.run(python("-c", code), capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "error: unrecognized arguments: --modle x; see --help\n"
 
 
 def test_a_port_in_use_ends_before_anything_starts(tmp_path, taken_port):

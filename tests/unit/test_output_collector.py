@@ -97,6 +97,19 @@ async def test_an_error_replaces_everything_and_stays(clock) -> None:
     assert collector.unread_bytes == 0
 
 
+async def test_readers_that_share_an_error_do_not_share_frames(clock) -> None:
+    error = UnavailableError("gone", retry_after_ms=5)
+    raised = []
+    for collector in (make(clock), make(clock)):
+        collector.fail(error)
+        with pytest.raises(UnavailableError) as caught:
+            await collector.next()
+        raised.append(caught.value)
+    assert error.__traceback__ is None
+    assert raised[0] is not raised[1]
+    assert [one.retry_after_ms for one in raised] == [5, 5]
+
+
 async def test_an_error_wakes_the_reader(clock) -> None:
     collector = make(clock)
     reader = asyncio.create_task(collector.next())
@@ -141,6 +154,37 @@ async def test_a_waiting_reader_is_never_behind(clock) -> None:
     assert await is_blocked(reader)
     assert collector.oldest_unread_time is None
     reader.cancel()
+
+
+async def test_output_held_for_a_full_chunk_is_not_unread(clock) -> None:
+    collector = make(clock, min_chunk_tokens=3)
+    collector.admit()
+    collector.push(0, "first", [1], 1)
+    await collector.next()
+    # The handler is not waiting: it writes the first chunk.
+    for token_id in (2, 3):
+        clock.now += 20.0
+        collector.push(0, "held", [token_id], 1)
+        assert collector.oldest_unread_time is None
+    clock.now += 20.0
+    collector.push(0, "full", [4], 1)
+    clock.now += 1.0
+    # Since it was full, not since it began.
+    assert collector.oldest_unread_time == 60.0
+
+
+async def test_a_chunk_is_unread_from_the_moment_it_is_old_enough(clock) -> None:
+    collector = make(clock, min_chunk_tokens=100, max_chunk_delay_s=2.0)
+    collector.admit()
+    collector.push(0, "first", [1], 1)
+    await collector.next()
+    collector.push(0, "held", [2], 1)
+    clock.now = 1.0
+    assert collector.oldest_unread_time is None
+    clock.now = 5.0
+    assert collector.oldest_unread_time == 2.0
+    collector.finish(end(0))
+    assert collector.oldest_unread_time == 2.0
 
 
 # --- chunks ---

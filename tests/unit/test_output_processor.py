@@ -20,7 +20,7 @@ STOP, LENGTH, ABORTED = EngineFinishReason.STOP, EngineFinishReason.LENGTH, Engi
 
 
 def ids(text: str) -> list[int]:
-    return byte_ids(TOKENIZER, text.encode())
+    return byte_ids(text.encode())
 
 
 class Clock:
@@ -39,11 +39,17 @@ class World:
     def __init__(self, tokenizer=TOKENIZER) -> None:
         self.clock = Clock()
         self.aborts = AbortLog()
-        self.processor = OutputProcessor(tokenizer, self.aborts, clock=self.clock)
+        self.failures: list[None] = []
+        self.processor = OutputProcessor(tokenizer, self.aborts, lambda: self.failures.append(None), clock=self.clock)
 
     def add(self, *handles: int, **changes):
         request = make_request(num_choices=len(handles), arrival_time=self.clock.now, **changes)
         return self.processor.add_request(request, list(handles))
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left in the processor's maps."""
+        return (self.processor.num_requests, self.processor.num_choices) == (0, 0)
 
     async def take(self, *outputs: EngineOutput) -> None:
         await self.processor.process_outputs(outputs)
@@ -73,13 +79,13 @@ async def test_one_request_from_queue_to_end(world) -> None:
     end = ChoiceFinished(0, FinishReason.STOP, StopMatch(eos_token_id=0), 4)
     assert items == [Admitted(), ChoiceDelta(0, "hey", tuple(ids("hey")), 3), end]
     assert world.processor.close(collector) == []
-    assert world.processor.is_idle
+    assert world.is_idle
     assert world.aborts.calls == []
 
 
 async def test_unknown_handles_are_skipped(world) -> None:
     await world.take(tokens(99, 5), finish(98, LENGTH, 5))
-    assert world.processor.is_idle
+    assert world.is_idle
 
 
 async def test_stop_string_aborts_in_the_engine_and_later_tokens_are_late(world) -> None:
@@ -129,8 +135,8 @@ async def test_one_poisoned_detokenizer_harms_no_other_of_a_hundred_streams() ->
             assert text_of(await read_all(collector)) == "abc"
         assert world.processor.close(collector) == []
     assert world.aborts.calls == [([42], AbortKind.FRONTEND_ERROR)]
-    assert world.processor.num_failures == 1
-    assert world.processor.is_idle
+    assert len(world.failures) == 1
+    assert world.is_idle
 
 
 async def test_failing_choice_takes_its_siblings_along(world) -> None:
@@ -156,7 +162,8 @@ async def test_refusals_and_failures_end_the_whole_request(world, reason, error)
     await world.take(queued(1), EngineOutput(2, finish=EngineFinish(reason, error=error)))
     with pytest.raises(type(error)) as caught:
         await collector.next()
-    assert caught.value is error
+    assert (caught.value.reason, caught.value.message) == (error.reason, error.message)
+    assert caught.value.retry_after_ms == error.retry_after_ms
     assert world.aborts.calls == [([1], AbortKind.REQUESTED)]
     assert world.processor.num_choices == 0
 
@@ -222,7 +229,7 @@ async def test_closing_returns_what_is_live_once(world) -> None:
     await world.take(finish(2, LENGTH, 5))
     assert world.processor.close(collector) == [1, 3]
     assert world.processor.close(collector) == []
-    assert world.processor.is_idle
+    assert world.is_idle
     await world.take(tokens(1, 5))
 
 
@@ -245,7 +252,39 @@ async def test_four_choices_end_at_different_times(world) -> None:
     # The prompt once, ten and four tokens of output.
     assert (collector.usage.prompt_tokens, collector.usage.completion_tokens) == (4, 14)
     world.processor.close(collector)
-    assert world.processor.is_idle
+    assert world.is_idle
+
+
+class _CountingTokenizer:
+    """Decodes like the real one, and counts how often."""
+
+    def __init__(self) -> None:
+        self.num_decodes = 0
+
+    def __getattr__(self, name: str):
+        return getattr(TOKENIZER, name)
+
+    def decode(self, token_ids, *, skip_special_tokens=True) -> str:
+        self.num_decodes += 1
+        return TOKENIZER.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+async def test_further_choices_do_not_read_the_prompt_again() -> None:
+    tokenizer = _CountingTokenizer()
+    world = World(tokenizer)
+    prompt = ids("caf") + byte_ids("é".encode())[:1]
+    world.add(1, prompt_token_ids=prompt)
+    num_of_one, tokenizer.num_decodes = tokenizer.num_decodes, 0
+    collector = world.add(*range(100, 600), prompt_token_ids=prompt)
+    assert tokenizer.num_decodes == num_of_one > 0
+    # Each goes its own way from the same place, here from within a character.
+    rest = byte_ids("é".encode())[1:]
+    await world.take(finish(100, LENGTH, *rest, *ids("a")), finish(101, LENGTH, *ids("b")), finish(102, LENGTH, *rest))
+    for handle in range(103, 600):
+        await world.take(finish(handle, LENGTH, *rest, *ids("z")))
+    items = await read_all(collector)
+    assert [text_of(items, choice) for choice in (0, 2, 3)] == ["éa", "é", "éz"]
+    assert text_of(items, 1).endswith("b")
 
 
 # --- counts and durations ---

@@ -18,8 +18,8 @@ def tokenizer(embedded_model_dir) -> Tokenizer:
 
 
 def test_facts_of_the_model_directory(tokenizer) -> None:
-    assert tokenizer.vocab_size == tokenizer.max_token_id + 1 == 49152
-    assert tokenizer.eos_token_ids == (tokenizer.token_to_id("<|im_end|>"),)
+    assert tokenizer.max_token_id == 49151
+    assert tokenizer.eos_token_ids == tuple(tokenizer.encode("<|im_end|>"))
     assert tokenizer.special_token_ids.issuperset(tokenizer.eos_token_ids)
 
 

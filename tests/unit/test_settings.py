@@ -46,7 +46,10 @@ def test_mistakes_are_named(args: list[str], said: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as caught:
         load(*args)
     assert caught.value.code == 2
-    assert said in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
 
 
 def test_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import builtins
+import threading
 
 import pytest
 
 from fakes.small_tokenizer import END, byte_level_backend, byte_level_tokenizer, write_model_dir
+from frontend.detokenizer import Detokenizer
 from frontend.tokenizer import Tokenizer
+
+
+class _CountingBackend:
+    """A library tokenizer that counts how often its vocabulary is copied."""
+
+    def __init__(self) -> None:
+        self._backend = byte_level_backend()
+        self.num_scans = 0
+
+    def get_vocab(self, **options):
+        self.num_scans += 1
+        return self._backend.get_vocab(**options)
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
 
 
 def test_text_round_trips() -> None:
@@ -30,16 +47,61 @@ def test_ids_without_a_token_have_no_text() -> None:
     assert tokenizer.decode([tokenizer.max_token_id + 1]) == ""
 
 
+def test_batches_are_decoded_like_single_lists() -> None:
+    tokenizer = byte_level_tokenizer()
+    sequences = [tokenizer.encode(f"hello{END} 😀"), [], [tokenizer.max_token_id + 1, 5]]
+    for skip in (True, False):
+        singly = [tokenizer.decode(ids, skip_special_tokens=skip) for ids in sequences]
+        assert tokenizer.decode_batch(sequences, skip_special_tokens=skip) == singly
+
+
+@pytest.mark.parametrize("what", ["encode", "decode_batch"])
+def test_other_threads_run_while_a_long_text_is_worked_on(what) -> None:
+    tokenizer = byte_level_tokenizer()
+    text = " hello the world" * 100_000
+    argument = text if what == "encode" else [tokenizer.encode(text)]
+    started, num_turns = threading.Event(), 0
+
+    def work() -> None:
+        started.set()
+        getattr(tokenizer, what)(argument)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    while thread.is_alive():
+        thread.join(0.0001)
+        num_turns += 1
+    # One or two at the ends if the GIL were held in between.
+    assert num_turns > 10
+
+
 def test_batch_has_offsets_in_characters() -> None:
-    [first, second] = byte_level_tokenizer().encode_batch(["hello world", ""])
+    [first, second] = byte_level_tokenizer().encode_batch(["hello world", ""], has_offsets=True)
     assert first.offsets == [(0, 5), (5, 11)]
     assert len(first.token_ids) == 2
     assert second.token_ids == []
 
 
+def test_batch_has_no_offsets_unless_asked_for() -> None:
+    tokenizer = byte_level_tokenizer()
+    [encoding] = tokenizer.encode_batch(["hello world"])
+    assert encoding.token_ids == tokenizer.encode("hello world")
+    assert encoding.offsets == []
+
+
+def test_vocabulary_is_scanned_while_loading_and_never_again() -> None:
+    backend = _CountingBackend()
+    tokenizer = Tokenizer(backend)  # type: ignore[arg-type]
+    num_scans = backend.num_scans
+    assert (tokenizer.max_token_id, tokenizer.max_token_bytes) == (292, 10)
+    Detokenizer(tokenizer, []).step(5)
+    assert backend.num_scans == num_scans
+
+
 def test_longest_token_bounds_every_token() -> None:
     tokenizer = byte_level_tokenizer()
-    texts = [tokenizer.decode([token_id], skip_special_tokens=False) for token_id in range(tokenizer.vocab_size)]
+    texts = [tokenizer.decode([token_id], skip_special_tokens=False) for token_id in range(tokenizer.max_token_id + 1)]
     assert max(len(text.encode()) for text in texts if "\ufffd" not in text) <= tokenizer.max_token_bytes
 
 

@@ -5,19 +5,16 @@ Exit codes: 0 done, 1 the server refused or failed, 2 wrong usage, 130 interrupt
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from stepwire_client import cli_generate, cli_printing
+from stepwire_client import cli_generate, cli_input, cli_printing
 from stepwire_client import cli_options as opt
-from stepwire_client.client import DEFAULT_TARGET, GENERATION_SERVICE, Client
-from stepwire_client.errors import CallError
+from stepwire_client.cli_session import FAILED, connected
+from stepwire_client.client import DEFAULT_TARGET, GENERATION_SERVICE
 
 app = typer.Typer(
     help="Command-line client of a stepwire server.",
@@ -27,7 +24,9 @@ app = typer.Typer(
 )
 app.command()(cli_generate.generate)
 
-Texts = Annotated[list[str] | None, typer.Argument(help="Texts to encode; nothing = standard input.")]
+Texts = Annotated[
+    list[str] | None, typer.Argument(parser=cli_input.text, help="Texts to encode; nothing = standard input.")
+]
 Offsets = Annotated[bool, typer.Option("--offsets", help="Also show character offsets.")]
 
 
@@ -41,58 +40,49 @@ def tokenize(
     json: opt.Json = False,
 ) -> None:
     """Encode texts exactly as the server does."""
-    with _connected(target) as client:
+    to_encode = texts or [cli_input.read_stdin("no text: give one, or pipe one in")]
+    with connected(target) as client:
         response = client.tokenize(
-            texts or [sys.stdin.read()],
+            to_encode,
             model=model,
             add_special_tokens=add_special_tokens is not False,
             return_offsets=offsets,
         )
-    if json:
-        cli_printing.write_json(response)
-        return
-    for encoding in response.encodings:
-        cli_printing.write_text(" ".join(map(str, encoding.token_ids)) + "\n")
-        if offsets:
-            spans = zip(encoding.offset_starts, encoding.offset_ends, strict=True)
-            cli_printing.write_text(" ".join(f"{start}-{end}" for start, end in spans) + "\n")
-        cli_printing.note(f"{len(encoding.token_ids)} tokens, the model takes {response.max_model_len}")
+        if json:
+            cli_printing.write_json(response)
+            return
+        for encoding in response.encodings:
+            cli_printing.write_text(" ".join(map(str, encoding.token_ids)) + "\n")
+            if offsets:
+                spans = zip(encoding.offset_starts, encoding.offset_ends, strict=True)
+                cli_printing.write_text(" ".join(f"{start}-{end}" for start, end in spans) + "\n")
+            cli_printing.note(f"{len(encoding.token_ids)} tokens, the model takes {response.max_model_len}")
 
 
 @app.command()
 def models(target: opt.Target = DEFAULT_TARGET, json: opt.Json = False) -> None:
     """List what the server serves."""
-    with _connected(target) as client:
+    with connected(target) as client:
         served = client.models()
-    if json:
+        if json:
+            for model in served:
+                cli_printing.write_json(model)
+            return
+        table = Table(Column("model", overflow="fold"), "context", "vocabulary", "architecture", "dtype", "revision")
         for model in served:
-            cli_printing.write_json(model)
-        return
-    table = Table(Column("model", overflow="fold"), "context", "vocabulary", "architecture", "dtype", "revision")
-    for model in served:
-        sizes = (str(model.max_model_len), str(model.vocab_size))
-        table.add_row(model.id, *sizes, model.architecture, model.dtype, model.revision)
-    Console().print(table)
+            sizes = (str(model.max_model_len), str(model.vocab_size))
+            table.add_row(model.id, *sizes, model.architecture, model.dtype, model.revision)
+        Console().print(table)
 
 
 @app.command()
 def health(target: opt.Target = DEFAULT_TARGET) -> None:
     """Say whether the server answers requests; exit 0 when it does."""
-    with _connected(target) as client:
+    with connected(target) as client:
         is_serving = client.health()
-    cli_printing.write_text(f"{GENERATION_SERVICE}: {'SERVING' if is_serving else 'NOT_SERVING'}\n")
+        cli_printing.write_text(f"{GENERATION_SERVICE}: {'SERVING' if is_serving else 'NOT_SERVING'}\n")
     if not is_serving:
-        raise typer.Exit(1)
-
-
-@contextmanager
-def _connected(target: str) -> Iterator[Client]:
-    with Client(target) as client:
-        try:
-            yield client
-        except CallError as error:
-            cli_printing.print_error(error, target)
-            raise typer.Exit(1) from error
+        raise typer.Exit(FAILED)
 
 
 def main() -> None:

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import typer
 from google.protobuf import json_format
+from google.protobuf.message import Message
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stepwire.v1 import generation_service_pb2
-from stepwire_client import cli_printing
+from stepwire_client import cli_input, cli_printing
 from stepwire_client.client import Client
 from stepwire_client.errors import CallError
 
@@ -30,7 +31,8 @@ GenerateResponse = generation_service_pb2.GenerateResponse
 def read_requests(path: Path, template: GenerateRequest) -> list[GenerateRequest]:
     """One request a line. A .jsonl line is a GenerateRequest or a string; its fields win over the options."""
     is_jsonl = path.suffix == ".jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines()
+    # Not splitlines(): a JSON string, and a prompt too, may hold U+2028 and its like.
+    lines = cli_input.read_file(path).split("\n")
     return [
         _parse_line(line, f"{path}:{number}", template) if is_jsonl else _with_text(line, template)
         for number, line in enumerate(lines, start=1)
@@ -104,8 +106,21 @@ def _parse_line(line: str, where: str, template: GenerateRequest) -> GenerateReq
         raise typer.BadParameter(f"{where}: the object has neither `text` nor `token_ids`")
     request = GenerateRequest()
     request.CopyFrom(template)
+    _clear_given(request, value)
     request.MergeFrom(own)
     return request
+
+
+def _clear_given(message: Message, given: Mapping[str, Any]) -> None:
+    """Forget what the options put into the fields of `given`: a merge appends lists and does not bring a false."""
+    # JSON takes a field by either of its names.
+    fields = {name: field for field in message.DESCRIPTOR.fields for name in (field.name, field.json_name)}
+    for name, value in given.items():
+        field = fields[name]
+        if isinstance(value, dict) and not field.is_repeated:
+            _clear_given(getattr(message, field.name), value)
+        else:
+            message.ClearField(field.name)
 
 
 @contextmanager

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TextIO
 
 import typer
 
 from stepwire.v1 import generation_service_pb2
-from stepwire_client import cli_batch, cli_options, cli_printing, cli_request
+from stepwire_client import cli_batch, cli_input, cli_options, cli_printing, cli_request
+from stepwire_client.cli_session import FAILED, connected
 from stepwire_client.client import DEFAULT_TARGET, Client
-from stepwire_client.errors import CallError
-
-INTERRUPTED = 130
 
 
 def generate(
@@ -24,7 +20,7 @@ def generate(
     prompt_token_ids: cli_options.PromptTokenIds = None,
     file: cli_options.File = None,
     output: cli_options.OutputFile = None,
-    concurrency: cli_options.Concurrency = 8,
+    concurrency: cli_options.Concurrency = None,
     target: cli_options.Target = DEFAULT_TARGET,
     timeout: cli_options.Timeout = None,
     json: cli_options.Json = False,
@@ -63,10 +59,11 @@ def generate(
     bypass_prefix_cache: cli_options.BypassPrefixCache = False,
 ) -> None:
     """Continue a prompt and stream the answer; with --file, answer many prompts."""
+    cli_request.check_combination(ctx.params)
     request = cli_request.build(ctx.params)
-    with _failures(target, timeout), Client(target) as client:
+    with connected(target, timeout) as client:
         if file is not None:
-            _generate_file(client, request, file, output, concurrency, timeout)
+            _generate_file(client, request, file, output, concurrency or cli_options.DEFAULT_CONCURRENCY, timeout)
         else:
             text = None if prompt_token_ids is not None else _read_prompt(prompt)
             cli_request.set_prompt(request, text, prompt_token_ids)
@@ -76,9 +73,7 @@ def generate(
 def _read_prompt(prompt: str | None) -> str:
     if prompt is not None and prompt != "-":
         return prompt
-    if sys.stdin.isatty():
-        raise typer.BadParameter("no prompt: give a text, pipe one in, or use --file")
-    return sys.stdin.read()
+    return cli_input.read_stdin("no prompt: give a text, pipe one in, or use --file")
 
 
 def _generate_one(
@@ -101,25 +96,8 @@ def _generate_file(
     timeout: float | None,
 ) -> None:
     requests = cli_batch.read_requests(file, template)
-    with _open_output(output) as stream:
+    with nullcontext(sys.stdout) if output is None else cli_input.open_output(output) as stream:
         num_failed = cli_batch.run(client, requests, stream, concurrency, timeout)
     if num_failed:
         cli_printing.note(f"error: {num_failed} of {len(requests)} requests failed", style="bold red")
-        raise typer.Exit(1)
-
-
-def _open_output(path: Path | None) -> TextIO | nullcontext[TextIO]:
-    return nullcontext(sys.stdout) if path is None else path.open("w", encoding="utf-8")
-
-
-@contextmanager
-def _failures(target: str, timeout: float | None) -> Iterator[None]:
-    try:
-        yield
-    except CallError as error:
-        cli_printing.print_error(error, target, timeout)
-        raise typer.Exit(1) from error
-    except KeyboardInterrupt:
-        # Leaving the stream has cancelled the call; the server has freed the request by now.
-        cli_printing.note("\ninterrupted")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(FAILED)

@@ -11,6 +11,10 @@ from typing import Annotated
 
 import typer
 
+from stepwire_client import cli_input
+
+DEFAULT_CONCURRENCY = 8
+
 # What fits the proto field; the server checks what makes sense.
 _UINT32 = 2**32 - 1
 
@@ -19,19 +23,28 @@ _STOP = "When to stop"
 _OUTPUT = "Output"
 _PROMPT = "Prompt and cache"
 
-Target = Annotated[str, typer.Option(help="host:port of the frontend.")]
+Target = Annotated[str, typer.Option(parser=cli_input.text, help="host:port of the frontend.")]
 Timeout = Annotated[float | None, typer.Option(min=0.001, help="Seconds until the server aborts the request.")]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON lines instead of text.")]
-Model = Annotated[str, typer.Option(help="Served model; empty = the only one.")]
+Model = Annotated[str, typer.Option(parser=cli_input.text, help="Served model; empty = the only one.")]
 
-Prompt = Annotated[str | None, typer.Argument(help="Text to continue; - or nothing = standard input.")]
+Prompt = Annotated[
+    str | None, typer.Argument(parser=cli_input.text, help="Text to continue; - or nothing = standard input.")
+]
 File = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, help="Many prompts: one a line, or .jsonl with a request an object."),
 ]
 OutputFile = Annotated[Path | None, typer.Option("--output", help="With --file: where the JSON lines go.")]
-Concurrency = Annotated[int, typer.Option(min=1, max=256, help="With --file: requests in flight at once.")]
-RequestId = Annotated[str, typer.Option(help="Id of the request; empty = the server assigns one.")]
+Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=256, show_default=str(DEFAULT_CONCURRENCY), help="With --file: requests in flight at once."
+    ),
+]
+RequestId = Annotated[
+    str, typer.Option(parser=cli_input.text, help="Id of the request; empty = the server assigns one.")
+]
 
 Temperature = Annotated[float | None, typer.Option(help="0 = greedy.", rich_help_panel=_SAMPLING)]
 TopP = Annotated[float | None, typer.Option(help="Nucleus, in (0, 1].", rich_help_panel=_SAMPLING)]
@@ -56,13 +69,18 @@ AllowedTokenId = Annotated[
     list[int] | None,
     typer.Option(min=0, max=_UINT32, help="Sample only these ids; repeatable.", rich_help_panel=_SAMPLING),
 ]
-BadWord = Annotated[list[str] | None, typer.Option(help="Never produce this; repeatable.", rich_help_panel=_SAMPLING)]
+BadWord = Annotated[
+    list[str] | None,
+    typer.Option(parser=cli_input.text, help="Never produce this; repeatable.", rich_help_panel=_SAMPLING),
+]
 
 MaxTokens = Annotated[int | None, typer.Option(min=0, max=_UINT32, help="Longest answer.", rich_help_panel=_STOP)]
 MinTokens = Annotated[
     int | None, typer.Option(min=0, max=_UINT32, help="No stop of any kind before.", rich_help_panel=_STOP)
 ]
-Stop = Annotated[list[str] | None, typer.Option(help="Stop string; repeatable.", rich_help_panel=_STOP)]
+Stop = Annotated[
+    list[str] | None, typer.Option(parser=cli_input.text, help="Stop string; repeatable.", rich_help_panel=_STOP)
+]
 StopTokenId = Annotated[
     list[int] | None, typer.Option(min=0, max=_UINT32, help="Stop token id; repeatable.", rich_help_panel=_STOP)
 ]
@@ -105,7 +123,9 @@ TruncatePromptTokens = Annotated[
 QueueTimeoutMs = Annotated[
     int | None, typer.Option(min=0, max=_UINT32, help="Longest wait for a turn.", rich_help_panel=_PROMPT)
 ]
-CacheSalt = Annotated[str, typer.Option(help="Separates the prefix cache.", rich_help_panel=_PROMPT)]
+CacheSalt = Annotated[
+    str, typer.Option(parser=cli_input.text, help="Separates the prefix cache.", rich_help_panel=_PROMPT)
+]
 BypassPrefixCache = Annotated[
     bool, typer.Option("--bypass-prefix-cache", help="Do not read it.", rich_help_panel=_PROMPT)
 ]

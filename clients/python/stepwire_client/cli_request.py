@@ -25,7 +25,31 @@ _STOP_FIELDS = ["max_tokens", "min_tokens", "ignore_eos"]
 _OUTPUT_FIELDS = ["token_ids", "timings", "skip_special_tokens", "min_chunk_tokens", "max_chunk_delay_ms"]
 _REQUEST_FIELDS = ["request_id", "model", "queue_timeout_ms", "truncate_prompt_tokens", "add_special_tokens"]
 
+# Options that only make sense for many prompts, and those that only make sense for one.
+_OF_FILES = {"output": "--output", "concurrency": "--concurrency"}
+_OF_ONE_PROMPT = {
+    "prompt": "PROMPT",
+    "prompt_token_ids": "--prompt-token-ids",
+    "request_id": "--request-id (a .jsonl line may hold a request_id of its own)",
+}
+
 Options = Mapping[str, Any]
+
+
+def check_combination(options: Options) -> None:
+    """Refuse options of which one would be ignored."""
+    if options["file"] is None:
+        _refuse(options, _OF_FILES, "without --file")
+    else:
+        _refuse(options, _OF_ONE_PROMPT, "with --file")
+    if options["prompt"] is not None and options["prompt_token_ids"] is not None:
+        raise typer.BadParameter("PROMPT and --prompt-token-ids are two prompts: give one")
+
+
+def _refuse(options: Options, names: Mapping[str, str], when: str) -> None:
+    for name, shown in names.items():
+        if options[name] not in (None, ""):
+            raise typer.BadParameter(f"{shown} has no meaning {when}")
 
 
 def build(options: Options) -> generation_service_pb2.GenerateRequest:
@@ -49,7 +73,7 @@ def build(options: Options) -> generation_service_pb2.GenerateRequest:
 
 
 def set_prompt(request: generation_service_pb2.GenerateRequest, text: str | None, token_ids: str | None) -> None:
-    """Give the request its prompt: token ids win over text."""
+    """Give the request its prompt: token ids or text."""
     if token_ids is not None:
         request.token_ids.ids.extend(parse_ids("--prompt-token-ids", token_ids))
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import grpc
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 # Reason of failures that no server explained: nothing listens there, or the connection broke.
@@ -55,8 +55,7 @@ class CallError(Exception):
 
 
 def _read_details(error: grpc.RpcError) -> tuple[str, ErrorDetails]:
-    # What a stub raises is its call as well.
-    status = rpc_status.from_call(error) if isinstance(error, grpc.Call) else None
+    status = _read_status(error)
     if status is None:
         return NO_REASON, ErrorDetails()
     info = error_details_pb2.ErrorInfo()
@@ -68,3 +67,14 @@ def _read_details(error: grpc.RpcError) -> tuple[str, ErrorDetails]:
     violations = tuple(FieldViolation(item.field, item.description) for item in bad_request.field_violations)
     retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
     return info.reason, ErrorDetails(violations, dict(info.metadata), retry_after_s)
+
+
+def _read_status(error: grpc.RpcError) -> status_pb2.Status | None:
+    # What a stub raises is its call as well.
+    if not isinstance(error, grpc.Call):
+        return None
+    try:
+        return rpc_status.from_call(error)
+    except ValueError:
+        # gRPC or a proxy has put a status of its own in place of the one that the details belong to.
+        return None

@@ -1,15 +1,17 @@
 """What every RPC of the public API does alike: errors become rich statuses, and metadata is read.
 
-CancelledError and AbortError are never caught here: the first belongs to gRPC, the second is its own.
+CancelledError and AbortError are never caught here: both are how gRPC ends a handler.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc.aio
 
@@ -26,6 +28,8 @@ Answer = TypeVar("Answer")
 Rpc = Callable[[Servicer, Request, Context], Awaitable[Answer]]
 
 MAX_REQUEST_ID_CHARS = 256
+# A status is written in microseconds, or waits behind output that nobody reads.
+STATUS_TIMEOUT_S = 1.0
 
 
 def answers_errors(rpc: Rpc[Servicer, Request, Answer]) -> Rpc[Servicer, Request, Answer]:
@@ -36,17 +40,27 @@ def answers_errors(rpc: Rpc[Servicer, Request, Answer]) -> Rpc[Servicer, Request
         try:
             return await rpc(self, request, context)
         except StepwireError as error:
-            await abort_with(context, error)
+            await _end_with(context, error)
         except grpc.aio.AbortError:
             raise
         except ClientGoneError:
             # Nobody reads the status; it ends the call on our side.
-            await abort_with(context, RequestFailedError("the client is gone", reason="CANCELLED"))
+            await _end_with(context, RequestFailedError("the client is gone", reason="CANCELLED"))
         except Exception:
             logger.exception("RPC failed")
-            await abort_with(context, RequestFailedError("internal error of the frontend", reason="INTERNAL"))
+            await _end_with(context, RequestFailedError("internal error of the frontend", reason="INTERNAL"))
 
     return answered
+
+
+async def _end_with(context: Context, error: StepwireError) -> NoReturn:
+    """Give the status to gRPC and end the handler, also when the client does not read and the status has to wait."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STATUS_TIMEOUT_S):
+            await abort_with(context, error)
+    # The status is on its way: it arrives when the client reads on. Only the peer, or the end of the connection or of
+    # the server, can free the call itself. With this exception gRPC takes the handler as over.
+    raise asyncio.CancelledError
 
 
 def caller_of(context: Context) -> str:

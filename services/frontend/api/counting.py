@@ -77,9 +77,7 @@ class CountingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             yield
             ending.code = _code_of(context)
         except (asyncio.CancelledError, GeneratorExit):
-            # The deadline cancels the handler just as the caller does.
-            is_late = context.time_remaining() == 0
-            ending.code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
+            ending.code = _code_of(context) if context.done() else _code_of_cancel(context)
             raise
         except grpc.aio.AbortError:
             ending.code = _code_of(context)
@@ -91,6 +89,11 @@ class CountingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 @dataclasses.dataclass(slots=True)
 class _Ending:
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
+
+
+def _code_of_cancel(context: Context) -> grpc.StatusCode:
+    """The deadline cancels the handler just as the caller does."""
+    return grpc.StatusCode.DEADLINE_EXCEEDED if context.time_remaining() == 0 else grpc.StatusCode.CANCELLED
 
 
 def _code_of(context: Context) -> grpc.StatusCode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 
 import grpc.aio
@@ -30,7 +31,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             answer = UnaryAnswer(processed.num_choices)
             while items := await generation.next():
                 answer.add(items)
-        await context.send_initial_metadata(_headers(generation))
+        await _to_client(context.send_initial_metadata(_headers(generation)))
         return answer.build(generation, processed)
 
     @answers_errors
@@ -65,20 +66,20 @@ async def _stream(generation: Generation, processed: ProcessedRequest, context: 
     while items := await generation.next():
         if index == 0:
             # Not earlier: a client's own retries end with the first header.
-            await context.send_initial_metadata(_headers(generation))
+            await _to_client(context.send_initial_metadata(_headers(generation)))
         for item in items:
             num_open -= isinstance(item, ChoiceFinished)
             message = to_message(item, generation, processed, is_last=num_open == 0)
             message.index = index
             index += 1
-            await _write(context, message)
+            await _to_client(context.write(message))
             if isinstance(item, ChoiceDelta):
                 generation.tokens_emitted += item.num_tokens
 
 
-async def _write(context: Context, message: pb.GenerateStreamResponse) -> None:
+async def _to_client(sending: Awaitable[None]) -> None:
     try:
-        await context.write(message)
+        await sending
     except grpc.aio.InternalError as error:
         # The connection broke, and gRPC has not yet come to cancel this handler.
         raise ClientGoneError from error

@@ -69,7 +69,7 @@ class UnaryAnswer:
             completions=self._completions,
             usage=_usage(generation),
             model=processed.model,
-            system_fingerprint=generation.model.system_fingerprint,
+            system_fingerprint=generation.system_fingerprint,
         )
         if processed.output.timings:
             response.timings.CopyFrom(_timings(generation))
@@ -87,7 +87,7 @@ def _accepted(generation: Generation, processed: ProcessedRequest) -> pb.Generat
         request_id=generation.request_id,
         prompt_tokens=len(processed.prompt_token_ids),
         model=processed.model,
-        system_fingerprint=generation.model.system_fingerprint,
+        system_fingerprint=generation.system_fingerprint,
         engine_id=generation.engine_id,
         seed=processed.seed,
     )

@@ -28,7 +28,7 @@ class ModelService(pb_grpc.ModelServiceServicer):
 
     @answers_errors
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
-        self._frontend.model.check_name(request.model)
+        self._frontend.model.input_processor.check_model(request.model)
         return pb.GetModelResponse(model=self._model())
 
     @answers_errors

@@ -1,56 +1,86 @@
-"""stepwire.v1.TokenizationService: the tokenizer that Generate uses, for clients that count and cut themselves."""
+"""stepwire.v1.TokenizationService: the tokenizer that Generate uses, for clients that count and cut themselves.
+
+Everything that grows with the message, the building of the answer too, happens in the threads that encode prompts; the
+limits here keep one call from holding such a thread, or the interpreter, for long.
+"""
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 
 from frontend.api.answering import Context, answers_errors
 from frontend.llm_frontend import LLMFrontend
-from frontend.tokenizer import Encoding
+from frontend.tokenizer import Encoding, Tokenizer
 from stepwire.errors import InvalidRequestError
 from stepwire.v1 import tokenization_service_pb2 as pb
 from stepwire.v1 import tokenization_service_pb2_grpc as pb_grpc
 
+# Of all texts of a call together: a second or two of encoding.
+MAX_CHARS = 1024 * 1024
+# Python builds the offsets, at ten times the cost of the ids and with the GIL held.
+MAX_CHARS_WITH_OFFSETS = 256 * 1024
+# Of all sequences of a call together.
+MAX_TOKEN_IDS = 256 * 1024
+# Texts or sequences of a call: empty ones cost time as well.
+MAX_ITEMS = 16 * 1024
+
 
 class TokenizationService(pb_grpc.TokenizationServiceServicer):
-    """Work is done in threads: a long text must not hold up the streams on the loop."""
+    """Admission and drain as for Generate; no engine is needed."""
 
     def __init__(self, frontend: LLMFrontend) -> None:
         self._frontend = frontend
 
     @answers_errors
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        model = self._frontend.model
-        model.check_name(request.model)
-        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
-        encodings = await asyncio.to_thread(
-            model.tokenizer.encode_batch, list(request.texts), add_special_tokens=add_special_tokens
-        )
-        return pb.TokenizeResponse(
-            encodings=[_to_message(encoding, has_offsets=request.return_offsets) for encoding in encodings],
-            max_model_len=model.facts.max_model_len,
-        )
+        with self._frontend.tokenization() as model:
+            model.input_processor.check_model(request.model)
+            work = partial(_tokenize, request, model.tokenizer)
+            response = await model.input_processor.in_thread(work)
+        response.max_model_len = model.facts.max_model_len
+        return response
 
     @answers_errors
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        model = self._frontend.model
-        model.check_name(request.model)
-        sequences = [list(sequence.ids) for sequence in request.sequences]
-        _check_token_ids(sequences, model.facts.vocab_size)
-        skip_special_tokens = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-
-        def decode_all() -> list[str]:
-            return [model.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens) for ids in sequences]
-
-        return pb.DetokenizeResponse(texts=await asyncio.to_thread(decode_all))
+        with self._frontend.tokenization() as model:
+            model.input_processor.check_model(request.model)
+            work = partial(_detokenize, request, model.tokenizer, model.facts.vocab_size)
+            return await model.input_processor.in_thread(work)
 
 
-def _to_message(encoding: Encoding, *, has_offsets: bool) -> pb.TokenizeResponse.Encoding:
-    message = pb.TokenizeResponse.Encoding(token_ids=encoding.token_ids)
-    if has_offsets:
-        message.offset_starts.extend(start for start, _ in encoding.offsets)
-        message.offset_ends.extend(end for _, end in encoding.offsets)
-    return message
+def _tokenize(request: pb.TokenizeRequest, tokenizer: Tokenizer) -> pb.TokenizeResponse:
+    _check_limit("texts", "texts", len(request.texts), MAX_ITEMS)
+    texts = list(request.texts)
+    max_chars = MAX_CHARS_WITH_OFFSETS if request.return_offsets else MAX_CHARS
+    _check_limit("texts", "characters", sum(map(len, texts)), max_chars)
+    encodings = tokenizer.encode_batch(
+        texts,
+        add_special_tokens=request.add_special_tokens if request.HasField("add_special_tokens") else True,
+        has_offsets=request.return_offsets,
+    )
+    return pb.TokenizeResponse(encodings=map(_to_message, encodings))
+
+
+def _to_message(encoding: Encoding) -> pb.TokenizeResponse.Encoding:
+    return pb.TokenizeResponse.Encoding(
+        token_ids=encoding.token_ids,
+        offset_starts=(start for start, _ in encoding.offsets),
+        offset_ends=(end for _, end in encoding.offsets),
+    )
+
+
+def _detokenize(request: pb.DetokenizeRequest, tokenizer: Tokenizer, vocab_size: int) -> pb.DetokenizeResponse:
+    _check_limit("sequences", "sequences", len(request.sequences), MAX_ITEMS)
+    _check_limit("sequences", "token ids", sum(len(sequence.ids) for sequence in request.sequences), MAX_TOKEN_IDS)
+    sequences = [list(sequence.ids) for sequence in request.sequences]
+    _check_token_ids(sequences, vocab_size)
+    skip_special_tokens = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+    return pb.DetokenizeResponse(texts=tokenizer.decode_batch(sequences, skip_special_tokens=skip_special_tokens))
+
+
+def _check_limit(field: str, what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise InvalidRequestError.of_field(field, f"{count} {what}, at most {limit} are allowed in one call")
 
 
 def _check_token_ids(sequences: list[list[int]], vocab_size: int) -> None:

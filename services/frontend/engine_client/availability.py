@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from frontend.engine_client.connection import EngineConnection
 from frontend.engine_client.connection_state import ConnectionState
 from frontend.engine_client.engine_facts import EngineState
-from frontend.engine_client.wire import RETRY_AFTER_MS
+from frontend.retry_advice import RETRY_AFTER_MS
 from stepwire.errors import EngineDeadError, UnavailableError
 
 # The engine that will be back soonest is the best answer.

@@ -7,9 +7,10 @@ wrong here costs the requests of this engine and nothing else.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,8 +18,14 @@ import grpc
 import grpc.aio
 
 from frontend.engine_client.balancer import score
-from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
+from frontend.engine_client.connection_state import (
+    ClientIdentity,
+    ConnectionState,
+    EngineRefusedError,
+    EngineStartTimeout,
+)
 from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineState
+from frontend.engine_client.outbox import NewRequest
 from frontend.engine_client.session import EngineSession
 from frontend.engine_client.tokenizer_store import TokenizerStore
 from frontend.engine_client.wire import to_facts, to_loss
@@ -33,13 +40,18 @@ logger = logging.getLogger(__name__)
 PROTOCOL = 1
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
-# An engine that is loading or ending is asked again after this long.
+# An engine that is away, loading or ending is asked again after this long.
 INFO_POLL_S = 0.5
+# Without an answer for this long it is not reachable.
+INFO_TIMEOUT_S = 5.0
 GOODBYE_TIMEOUT_S = 5.0
 
 
 class ConnectionListener(Protocol):
     """The pool, as a connection sees it."""
+
+    def on_found(self, connection: EngineConnection, facts: EngineFacts) -> None:
+        """Before a session is opened, which would replace one with the same engine. Raises EngineRefusedError."""
 
     async def on_attach(self, connection: EngineConnection, facts: EngineFacts, tokenizer_dir: Path) -> None:
         """Raises EngineRefusedError when the engine does not fit."""
@@ -70,6 +82,8 @@ class EngineConnection:
         self.engine_state = EngineState.UNSPECIFIED
         # Of the last boot that was attached; None until then.
         self.facts: EngineFacts | None = None
+        # Of the engine that is attached or about to be.
+        self.boot: tuple[str, str] | None = None
         self.load = EngineLoad()
         # Why the engine is not attached now.
         self.last_error: StepwireError | None = None
@@ -80,6 +94,7 @@ class EngineConnection:
         self._session: EngineSession | None = None
         self._num_local_adds = 0
         self._backoff_s = MIN_BACKOFF_S
+        self._waiting_for = ""
 
     @property
     def engine_id(self) -> str:
@@ -98,11 +113,12 @@ class EngineConnection:
 
     def start(self) -> None:
         """Begin to connect."""
+        logger.info("waiting for engine %s", self.endpoint)
         self._channel = grpc.aio.insecure_channel(self.endpoint, options=grpc_options.ENGINE_CHANNEL)
         self._stub = pb_grpc.EngineCoreServiceStub(self._channel)
         self._task = asyncio.create_task(self._run(), name=f"engine {self.endpoint}")
 
-    def submit(self, request: pb.EngineCoreRequest) -> None:
+    def submit(self, request: NewRequest) -> None:
         """Queue a request; it is written in the next turn of the loop, together with the others of this one."""
         if self._session is None:
             raise UnavailableError("the engine is not attached")
@@ -140,34 +156,69 @@ class EngineConnection:
 
     async def _attach_and_serve(self) -> None:
         self._set_state(ConnectionState.CONNECTING)
-        info = await self._get_info()
-        directory = await self._tokenizers.ensure(self._stub, info.tokenizer_sha256)
+        info = await self._in_time(self._get_info())
+        self._listener.on_found(self, info)
+        self.boot = info.boot
+        try:
+            directory = await self._tokenizers.ensure(self._stub, info.tokenizer_sha256)
+            await self._serve(info, directory)
+        finally:
+            self.boot = None
+
+    async def _serve(self, info: EngineFacts, tokenizer_dir: Path) -> None:
         session = EngineSession(self._stub.Connect(None, wait_for_ready=True), self)
         try:
-            facts = await self._open(session, info)
-            await self._listener.on_attach(self, facts, directory)
+            facts = await self._in_time(session.open(self._hello(info)))
+            await self._listener.on_attach(self, facts, tokenizer_dir)
             self._become_ready(session, facts)
             await session.run()
         finally:
             self._session = None
             session.cancel()
 
+    async def _in_time(self, step: Awaitable[EngineFacts]) -> EngineFacts:
+        try:
+            async with asyncio.timeout(self._ready_timeout_s):
+                return await step
+        except TimeoutError:
+            raise EngineStartTimeout(
+                f"engine {self.endpoint} was not ready within {self._ready_timeout_s:g} s "
+                f"({self._waiting_for}); look at its log and at --engine-endpoints"
+            ) from None
+
     async def _get_info(self) -> EngineFacts:
-        """Ask until the engine knows its model and has not ended; it answers in every state."""
+        """Ask until the engine can be reached, knows its model and is not ending. It answers in every state."""
         while True:
-            answer = await self._stub.GetEngineInfo(
-                pb.GetEngineInfoRequest(), wait_for_ready=True, timeout=self._ready_timeout_s
-            )
-            info = to_facts(answer.ready)
-            self.engine_state = info.state
-            is_loading = info.state in (EngineState.STARTING, EngineState.WARMING_UP)
-            is_ending = info.state in (EngineState.DRAINING, EngineState.DEAD)
-            if not is_ending and (info.tokenizer_sha256 or not is_loading):
-                return info
+            info = await self._ask_info()
+            if info is not None:
+                self.engine_state = info.state
+                is_loading = info.state in (EngineState.STARTING, EngineState.WARMING_UP)
+                is_ending = info.state in (EngineState.DRAINING, EngineState.DEAD)
+                if not is_ending and (info.tokenizer_sha256 or not is_loading):
+                    self._waiting_for = "it answers, but not with Ready"
+                    return info
+                self._wait_for(f"it is {info.state.name}")
             await asyncio.sleep(INFO_POLL_S)
 
-    async def _open(self, session: EngineSession, info: EngineFacts) -> EngineFacts:
-        hello = pb.Hello(
+    async def _ask_info(self) -> EngineFacts | None:
+        # Not wait_for_ready, which would hide why the engine can not be reached.
+        try:
+            answer = await self._stub.GetEngineInfo(pb.GetEngineInfoRequest(), timeout=INFO_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise
+            self._wait_for(f"{error.code().name}: {error.details()}")
+            return None
+        return to_facts(answer.ready)
+
+    def _wait_for(self, what: str) -> None:
+        """Say once why it is not attached, and again when that changes."""
+        if what != self._waiting_for:
+            self._waiting_for = what
+            logger.warning("waiting for engine %s: %s", self.endpoint, what)
+
+    def _hello(self, info: EngineFacts) -> pb.Hello:
+        return pb.Hello(
             protocol_min=PROTOCOL,
             protocol_max=PROTOCOL,
             client_id=self._identity.client_id,
@@ -176,13 +227,6 @@ class EngineConnection:
             expect_model=self._identity.expect_model,
             expect_tokenizer_sha256=self._tokenizers.expected_sha256(info.tokenizer_sha256),
         )
-        try:
-            async with asyncio.timeout(self._ready_timeout_s):
-                return await session.open(hello)
-        except TimeoutError:
-            raise UnavailableError(
-                f"engine {self.endpoint} was not ready within {self._ready_timeout_s:g} s; its log says what it loads"
-            ) from None
 
     def _become_ready(self, session: EngineSession, facts: EngineFacts) -> None:
         self.facts = facts
@@ -192,6 +236,7 @@ class EngineConnection:
         self._num_local_adds = 0
         self._session = session
         self._backoff_s = MIN_BACKOFF_S
+        self._waiting_for = ""
         self._set_state(ConnectionState.READY)
         logger.info("engine %s at %s is ready: %s, boot %s", facts.engine_id, self.endpoint, facts.model, facts.boot_id)
 
@@ -201,6 +246,8 @@ class EngineConnection:
         return UnavailableError(f"engine {self.endpoint} does not answer: {error.code().name}: {error.details()}")
 
     def _lose(self, error: StepwireError) -> None:
+        # A copy has no traceback, which would keep the session and all that it held.
+        error = copy.copy(error)
         if isinstance(error, EngineRefusedError):
             self._backoff_s = MAX_BACKOFF_S
         if str(error) != str(self.last_error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from stepwire.errors import StepwireError
+from stepwire.errors import StepwireError, UnavailableError
 
 
 class ConnectionState(enum.Enum):
@@ -22,6 +22,10 @@ class EngineRefusedError(StepwireError):
     """This engine must not serve here: another model, tokenizer or protocol. Asked again later, without hurry."""
 
     default_reason = "MODEL_MISMATCH"
+
+
+class EngineStartTimeout(UnavailableError):
+    """No Ready within ready_timeout_s. The message says what to look at; it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)

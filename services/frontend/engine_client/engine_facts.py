@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -49,9 +50,20 @@ class EngineFacts:
     state: EngineState
 
     @property
+    def boot(self) -> tuple[str, str]:
+        """This life of this engine, whatever address it is reached at."""
+        return (self.engine_id, self.boot_id)
+
+    @property
     def identity(self) -> tuple[str, str, str, str]:
         """Engines of one pool must agree on this, or equal requests would get different answers."""
         return (self.model, self.revision, self.tokenizer_sha256, self.weight_version)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal fingerprints and seeds give equal output: everything that decides the numbers is in it."""
+        parts = (self.model, self.revision, self.dtype, self.version, self.weight_version)
+        return "sw-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def strictest(facts: EngineFacts, others: Sequence[EngineFacts]) -> EngineFacts:

@@ -1,29 +1,41 @@
 """What waits to be written to one engine. Puts are synchronous, so that an abort can be sent from a `finally`.
 
 Owner: the event loop. Order is kept: an add is written before the abort of its handle. Adds of one tick of the loop
-share a frame.
+share frames.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from stepwire.engine.v1 import engine_core_pb2 as pb
 
-# Far below the message limit: many long prompts of one tick must not add up to a frame that is refused.
+# Far below the message limit: many adds of one tick must not make a frame that is refused, or hold up the loop.
 MAX_ADD_FRAME_BYTES = 4 * 1024 * 1024
+
+
+class NewRequest(NamedTuple):
+    """One choice to be added. It becomes a message with its frame: until then a thousand choices share their ids."""
+
+    handle: int
+    # Of the message, at most.
+    num_bytes: int
+    # Makes the empty message that of this handle, with times as of `now`; called again for a second engine.
+    fill: Callable[[pb.EngineCoreRequest, int, float], None]
 
 
 class Outbox:
     """A queue of frames with one reader, the writer task of the session."""
 
     def __init__(self) -> None:
-        self._items: deque[pb.EngineCoreRequest | pb.ConnectRequest] = deque()
+        self._items: deque[NewRequest | pb.ConnectRequest] = deque()
         self._has_items = asyncio.Event()
 
-    def add(self, request: pb.EngineCoreRequest) -> None:
+    def add(self, request: NewRequest) -> None:
         """Queue a new request."""
         self._put(request)
 
@@ -35,7 +47,7 @@ class Outbox:
         """Queue any other frame."""
         self._put(frame)
 
-    def _put(self, item: pb.EngineCoreRequest | pb.ConnectRequest) -> None:
+    def _put(self, item: NewRequest | pb.ConnectRequest) -> None:
         self._items.append(item)
         self._has_items.set()
 
@@ -51,17 +63,19 @@ class Outbox:
                 self._items.popleft()
                 yield item
             else:
-                yield pb.ConnectRequest(add=self._take_adds())
+                yield self._take_adds()
         self._has_items.clear()
 
-    def _take_adds(self) -> pb.AddRequests:
-        frame = pb.AddRequests()
-        num_bytes = 0
-        while self._items and num_bytes < MAX_ADD_FRAME_BYTES:
+    def _take_adds(self) -> pb.ConnectRequest:
+        """As many of the next adds as fit into a frame, and the first in any case."""
+        frame, num_bytes, now = pb.ConnectRequest(), 0, time.monotonic()
+        while self._items:
             request = self._items[0]
-            if not isinstance(request, pb.EngineCoreRequest):
+            if isinstance(request, pb.ConnectRequest):
+                break
+            num_bytes += request.num_bytes
+            if frame.add.requests and num_bytes > MAX_ADD_FRAME_BYTES:
                 break
             self._items.popleft()
-            num_bytes += len(request.prompt_token_ids) + len(request.resume_output_token_ids)
-            frame.requests.append(request)
+            request.fill(frame.add.requests.add(), request.handle, now)
         return frame

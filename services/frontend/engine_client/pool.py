@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,16 +20,13 @@ from frontend.engine_client.balancer import pick
 from frontend.engine_client.connection import EngineConnection
 from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
 from frontend.engine_client.engine_facts import EngineFacts, strictest
+from frontend.engine_client.outbox import NewRequest
 from frontend.engine_client.tokenizer_store import TokenizerStore
 from frontend.engine_client.wire import to_abort_reason
 from frontend.engine_outputs import EngineFinishReason, EngineOutput
-from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.errors import StepwireError, UnavailableError
 
 logger = logging.getLogger(__name__)
-
-# (handle, now) -> the request as it goes on the wire; called again when the request is sent to another engine
-MakeRequest = Callable[[int, float], pb.EngineCoreRequest]
 
 # Refusals that another engine may not repeat.
 _REROUTED_REASONS = frozenset({"QUEUE_FULL", "DRAINING"})
@@ -57,7 +53,7 @@ class PoolListener(Protocol):
 @dataclass(slots=True)
 class _Route:
     connection: EngineConnection
-    make: MakeRequest
+    request: NewRequest
     is_second_try: bool = False
     is_aborted: bool = False
 
@@ -109,18 +105,15 @@ class EnginePool:
         """New handles."""
         return list(itertools.islice(self._handles, num))
 
-    def submit(self, handles: Sequence[int], makes: Sequence[MakeRequest]) -> str:
-        """Send one request, all its choices to one engine, and return the engine's id. Raises UnavailableError.
+    def submit(self, requests: Sequence[NewRequest]) -> None:
+        """Send one request, all its choices to one engine. Raises UnavailableError.
 
         No await: whoever is to receive the outputs may register before or after, in the same turn of the loop.
         """
         connection = self._pick()
-        now = time.monotonic()
-        requests = [make(handle, now) for handle, make in zip(handles, makes, strict=True)]
-        for handle, make, request in zip(handles, makes, requests, strict=True):
-            self._routes[handle] = _Route(connection, make)
+        for request in requests:
+            self._routes[request.handle] = _Route(connection, request)
             connection.submit(request)
-        return connection.engine_id
 
     def abort(self, handles: Sequence[int], kind: AbortKind) -> None:
         """End requests. Synchronous; unknown handles are skipped; the routes stay until the engine has answered."""
@@ -133,10 +126,10 @@ class EnginePool:
         for connection, its_handles in by_connection.items():
             connection.abort(its_handles, to_abort_reason(kind))
 
-    def engine_of(self, handle: int) -> str:
-        """Id of the engine a live handle runs on, or empty."""
+    def engine_of(self, handle: int) -> EngineFacts | None:
+        """The engine a live handle runs on."""
         route = self._routes.get(handle)
-        return route.connection.engine_id if route else ""
+        return route.connection.facts if route else None
 
     def _pick(self, exclude: EngineConnection | None = None) -> EngineConnection:
         candidates = [
@@ -153,21 +146,29 @@ class EnginePool:
 
     # What the connections report.
 
+    def on_found(self, connection: EngineConnection, facts: EngineFacts) -> None:
+        for peer in self.connections:
+            if peer is not connection and peer.boot == facts.boot:
+                raise EngineRefusedError(
+                    f"{connection.endpoint} is engine {facts.engine_id}, which is attached at {peer.endpoint} already"
+                )
+
     async def on_attach(self, connection: EngineConnection, facts: EngineFacts, tokenizer_dir: Path) -> None:
         # One at a time, or two different engines that come at once would not see each other.
         async with self._attaching:
-            peers = [
-                peer.facts
-                for peer in self.connections
-                if peer is not connection and peer.state is ConnectionState.READY and peer.facts is not None
-            ]
-            for peer in peers:
-                if peer.identity != facts.identity:
+            others = {
+                peer: peer.facts for peer in self.connections if peer is not connection and peer.facts is not None
+            }
+            ready = [known for peer, known in others.items() if peer.state is ConnectionState.READY]
+            # A draining engine's requests need the model that is loaded here now; when they have ended it may differ.
+            busy = {route.connection for route in self._routes.values()}
+            for known in (*ready, *(known for peer, known in others.items() if peer in busy)):
+                if known.identity != facts.identity:
                     raise EngineRefusedError(
-                        f"engine {connection.endpoint} serves {_describe(facts)}, but engine {peer.engine_id} serves "
-                        f"{_describe(peer)}; the engines of one frontend must agree"
+                        f"engine {connection.endpoint} serves {_describe(facts)}, but engine {known.engine_id} serves "
+                        f"{_describe(known)}; the engines of one frontend must agree"
                     )
-            await self._listener.on_attach(strictest(facts, peers), tokenizer_dir)
+            await self._listener.on_attach(strictest(facts, ready), tokenizer_dir)
 
     async def on_outputs(self, connection: EngineConnection, outputs: list[EngineOutput]) -> None:
         await self._listener.on_outputs([output for output in outputs if not self._settle(output)])
@@ -205,8 +206,8 @@ class EnginePool:
         except UnavailableError:
             return False
         logger.debug("engine %s refused a request, %s gets it", route.connection.engine_id, other.engine_id)
-        self._routes[handle] = _Route(other, route.make, is_second_try=True)
-        other.submit(route.make(handle, time.monotonic()))
+        self._routes[handle] = _Route(other, route.request, is_second_try=True)
+        other.submit(route.request)
         return True
 
 

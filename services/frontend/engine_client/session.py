@@ -18,7 +18,6 @@ from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineS
 from frontend.engine_client.heartbeat import Heartbeat
 from frontend.engine_client.outbox import Outbox
 from frontend.engine_client.wire import (
-    RETRY_AFTER_MS,
     to_death,
     to_facts,
     to_load,
@@ -27,6 +26,7 @@ from frontend.engine_client.wire import (
     to_state,
 )
 from frontend.engine_outputs import EngineOutput
+from frontend.retry_advice import RETRY_AFTER_MS
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.errors import StepwireError, UnavailableError
 

@@ -10,6 +10,7 @@ import grpc
 from frontend.abort_kind import AbortKind
 from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineState
 from frontend.engine_outputs import EngineEvent, EngineFinish, EngineFinishReason, EngineOutput
+from frontend.retry_advice import RETRY_AFTER_MS
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.errors import (
     EngineDeadError,
@@ -20,9 +21,6 @@ from stepwire.errors import (
     UnavailableError,
 )
 from stepwire.v1 import common_pb2
-
-# What a caller is told to wait when no engine can say it better.
-RETRY_AFTER_MS = 1000
 
 _FINISH_REASONS = {
     pb.ENGINE_FINISH_REASON_STOP: EngineFinishReason.STOP,

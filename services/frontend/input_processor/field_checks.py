@@ -10,6 +10,9 @@ from collections.abc import Sequence
 
 from stepwire.errors import FieldViolation, InvalidRequestError
 
+# Enough to mend a request by; more would cost time on the event loop and find no room in the answer.
+MAX_VIOLATIONS = 16
+
 
 class FieldChecks:
     """Violations found so far. Checks return whether the value is good."""
@@ -19,8 +22,10 @@ class FieldChecks:
         self._reasons: set[str] = set()
 
     def add(self, field: str, description: str, *, reason: str = InvalidRequestError.default_reason) -> None:
-        self._violations.append(FieldViolation(field, description))
-        self._reasons.add(reason)
+        """Note a violation; further ones are dropped when there are many already."""
+        if len(self._violations) < MAX_VIOLATIONS:
+            self._violations.append(FieldViolation(field, description))
+            self._reasons.add(reason)
 
     def require(self, is_good: bool, field: str, description: str) -> bool:
         if not is_good:
@@ -37,28 +42,44 @@ class FieldChecks:
     def integer(self, field: str, value: int, low: int, high: int) -> bool:
         return self.require(low <= value <= high, field, f"{value} is outside {low}..{high}")
 
-    def token_ids(self, field: str, token_ids: Sequence[int], vocab_size: int) -> bool:
-        """Ids of the vocabulary; the first that is none is named."""
+    def token_ids(
+        self,
+        field: str,
+        token_ids: Sequence[int],
+        vocab_size: int,
+        *,
+        max_count: int | None = None,
+        first_index: int = 0,
+    ) -> bool:
+        """Ids of the vocabulary, not more than the limit; the first that is none is named.
+
+        `first_index` is the place of the first id in the field, of which these may be the end only.
+        """
+        count = len(token_ids)
+        if max_count is not None and count > max_count:
+            self.add(field, f"{count} token ids, at most {max_count} are allowed")
+            return False
         # The common case without a Python loop: a prompt may have a hundred thousand ids.
         if not token_ids or max(token_ids) < vocab_size:
             return True
         index = next(index for index, token_id in enumerate(token_ids) if token_id >= vocab_size)
-        self.add(f"{field}[{index}]", f"token id {token_ids[index]} is outside 0..{vocab_size - 1}")
+        self.add(f"{field}[{first_index + index}]", f"token id {token_ids[index]} is outside 0..{vocab_size - 1}")
         return False
 
-    def strings(self, field: str, strings: Sequence[str], max_count: int) -> bool:
-        """Non-empty strings, not more than the limit."""
+    def strings(self, field: str, strings: Sequence[str], *, max_count: int, max_chars: int) -> bool:
+        """Non-empty strings, neither more nor longer than the limits."""
         if not self.require(
             len(strings) <= max_count, field, f"{len(strings)} strings, at most {max_count} are allowed"
         ):
             return False
-        empty = [index for index, text in enumerate(strings) if not text]
-        for index in empty:
-            self.add(f"{field}[{index}]", "the string is empty")
-        return not empty
+        bad = {index: len(text) for index, text in enumerate(strings) if not 1 <= len(text) <= max_chars}
+        for index, num_chars in bad.items():
+            too_long = f"{num_chars} characters, at most {max_chars} are allowed"
+            self.add(f"{field}[{index}]", too_long if num_chars else "the string is empty")
+        return not bad
 
     def raise_if_any(self) -> None:
-        """Raise InvalidRequestError with every violation, if there is one.
+        """Raise InvalidRequestError with every violation noted, if there is one.
 
         A reason of its own (CONTEXT_LENGTH_EXCEEDED) is given only when nothing else is wrong.
         """

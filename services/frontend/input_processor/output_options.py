@@ -15,7 +15,8 @@ def read_output(given: common_pb2.OutputOptions, facts: ModelFacts, checks: Fiel
     for field in ("logprobs", "prompt_logprobs"):
         if given.HasField(field):
             _check_logprobs(f"output.{field}", getattr(given, field), facts, checks)
-    checks.token_ids("output.logprob_token_ids", given.logprob_token_ids, facts.vocab_size)
+    ids = given.logprob_token_ids
+    checks.token_ids("output.logprob_token_ids", ids, facts.vocab_size, max_count=facts.vocab_size)
     return OutputSettings(
         text=given.text if given.HasField("text") else True,
         token_ids=given.token_ids,

@@ -9,8 +9,13 @@ from dataclasses import dataclass
 
 from frontend.input_processor.sampling import child_seed
 from stepwire.engine.v1 import engine_core_pb2
+from stepwire.errors import InvalidRequestError
 
 _US_PER_S = 1_000_000
+# All choices together, as they are sent to the engine. Far below the 64 MiB of a message, so that one always fits.
+MAX_ENGINE_BYTES = 32 * 1024 * 1024
+# Handle, seed and times, and the frame around them: what the template does not have yet.
+_MAX_CHOICE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +57,25 @@ class ProcessedRequest:
     # Everything of the engine's message that does not depend on the choice or on when it is sent.
     template: engine_core_pb2.EngineCoreRequest
 
-    def engine_request(self, choice: int, handle: int, now: float) -> engine_core_pb2.EngineCoreRequest:
-        """The message for one choice, with its times as of `now`. A fresh copy each time."""
-        message = engine_core_pb2.EngineCoreRequest()
+    def size_for_engine(self) -> int:
+        """Bytes of the message for one choice, at most. Raises InvalidRequestError when all choices are too many."""
+        num_bytes = self.template.ByteSize() + _MAX_CHOICE_BYTES
+        if self.num_choices * num_bytes > MAX_ENGINE_BYTES:
+            raise InvalidRequestError.of_field(
+                "sampling.n" if self.num_choices > 1 else "prompt",
+                f"{self.num_choices} x {num_bytes} bytes for the engine are more than the limit of {MAX_ENGINE_BYTES}; "
+                "each choice takes the prompt, sampling.allowed_token_ids, sampling.logit_bias and sampling.bad_words",
+            )
+        return num_bytes
+
+    def fill(self, choice: int, message: engine_core_pb2.EngineCoreRequest, handle: int, now: float) -> None:
+        """Make an empty message the one for this choice, with its times as of `now`."""
         message.CopyFrom(self.template)
         message.handle = handle
         message.sampling.seed = child_seed(self.seed, choice)
         message.age_us = max(0, round((now - self.arrival_time) * _US_PER_S))
         message.deadline_in_us = _remaining_us(self.deadline, now)
         message.queue_deadline_in_us = _remaining_us(self.queue_deadline, now)
-        return message
 
 
 def _remaining_us(deadline: float | None, now: float) -> int:

@@ -7,12 +7,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 from frontend.input_processor.field_checks import FieldChecks
 from frontend.input_processor.model_facts import ModelFacts
 from frontend.input_processor.output_options import read_output
 from frontend.input_processor.processed_request import OutputSettings, ProcessedRequest
-from frontend.input_processor.prompt import check_prompt, check_tokens, encode_prompt, truncate_prompt
+from frontend.input_processor.prompt import (
+    check_prompt,
+    check_tokens,
+    encode_prompt,
+    text_to_encode,
+    token_ids_to_keep,
+    truncate_prompt,
+)
 from frontend.input_processor.sampling import num_choices, read_sampling
 from frontend.input_processor.stopping import check_stop, resolve_max_tokens, resolve_min_tokens
 from frontend.input_processor.unsupported import refuse_unsupported
@@ -21,6 +29,8 @@ from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2
 from stepwire.errors import InvalidRequestError, RequestFailedError
 from stepwire.v1 import common_pb2, generation_service_pb2
+
+Result = TypeVar("Result")
 
 # The answer has to travel back before the caller gives up.
 DEADLINE_MARGIN_S = 0.05
@@ -39,14 +49,24 @@ class InputProcessor:
     ) -> None:
         self.facts = facts
         self._tokenizer = tokenizer
-        # A scan of the vocabulary, up to 100 ms: done here and not at the first request.
-        self._longest_token = tokenizer.max_token_bytes
         self._clock = clock
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
-        """Let go of the threads; encodings that run are finished and dropped."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Let go of the threads. What they were given is still done: somebody waits for it."""
+        self._threads.shutdown(wait=False)
+
+    def check_model(self, name: str) -> None:
+        """Raise MODEL_NOT_FOUND unless the name is this model's, or empty."""
+        served = self.facts.served_model_name
+        if name not in ("", served):
+            raise InvalidRequestError.of_field(
+                "model", f"{name!r} is not served here; the model is {served!r}", reason="MODEL_NOT_FOUND"
+            )
+
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        """Run work of the tokenizer in one of its threads: on the event loop it would hold up every stream."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def process(
         self,
@@ -90,12 +110,12 @@ class InputProcessor:
         self, request: generation_service_pb2.GenerateRequest, facts: ModelFacts
     ) -> tuple[OutputSettings, engine_core_pb2.EngineSamplingParams]:
         """All that can be checked and resolved without the tokenizer."""
-        _check_model(request.model, facts)
+        self.check_model(request.model)
         checks = FieldChecks()
         output = read_output(request.output, facts, checks)
         sampling = read_sampling(request.sampling, self._tokenizer.defaults, facts.vocab_size, checks)
         check_stop(request.stop, facts.vocab_size, has_text=output.text, checks=checks)
-        check_prompt(request, facts, self._longest_token, checks)
+        check_prompt(request, facts, self._tokenizer.max_token_bytes, checks)
         _check_rest(request, checks)
         checks.raise_if_any()
         refuse_unsupported(request)
@@ -108,11 +128,12 @@ class InputProcessor:
         facts: ModelFacts,
     ) -> list[int]:
         """Prompt ids, cut and checked; bad words go into `sampling`. A token prompt without them needs no thread."""
-        prompt_token_ids, bad_words = list(request.token_ids.ids), list(request.sampling.bad_words)
-        if request.text or bad_words:
+        prompt_token_ids, bad_words = token_ids_to_keep(request, facts), list(request.sampling.bad_words)
+        text = text_to_encode(request, facts, self._tokenizer.max_token_bytes)
+        if text or bad_words:
             add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            encoded, variants = await asyncio.get_running_loop().run_in_executor(
-                self._threads, encode_prompt, self._tokenizer, request.text, add_special_tokens, bad_words
+            encoded, variants = await self.in_thread(
+                partial(encode_prompt, self._tokenizer, text, add_special_tokens, bad_words)
             )
             prompt_token_ids = encoded or prompt_token_ids
             sampling.bad_words.extend(common_pb2.TokenIds(ids=variant) for variant in variants)
@@ -129,8 +150,9 @@ class InputProcessor:
             return None
         if request.text and not request.HasField("truncate_prompt_tokens"):
             return request.text
-        decode = partial(self._tokenizer.decode, skip_special_tokens=output.skip_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, decode, prompt_token_ids)
+        decode = partial(self._tokenizer.decode_batch, skip_special_tokens=output.skip_special_tokens)
+        [text] = await self.in_thread(partial(decode, [prompt_token_ids]))
+        return text
 
     def _deadline(self, arrival_time: float, deadline_in_s: float | None) -> float | None:
         if deadline_in_s is None:
@@ -139,13 +161,6 @@ class InputProcessor:
         if deadline <= self._clock():
             raise RequestFailedError("the deadline passed before the request reached an engine", reason="DEADLINE")
         return deadline
-
-
-def _check_model(model: str, facts: ModelFacts) -> None:
-    if model not in ("", facts.served_model_name):
-        raise InvalidRequestError.of_field(
-            "model", f"{model!r} is not served here; this is {facts.served_model_name!r}", reason="MODEL_NOT_FOUND"
-        )
 
 
 def _check_rest(request: generation_service_pb2.GenerateRequest, checks: FieldChecks) -> None:

@@ -15,26 +15,37 @@ KEEP_ALL_THAT_FITS = -1
 def check_prompt(
     request: generation_service_pb2.GenerateRequest, facts: ModelFacts, longest_token: int, checks: FieldChecks
 ) -> None:
-    """What can be said without tokenizing, and before anything is done for each token."""
+    """What can be said without tokenizing. Lengths come first: no more ids are looked at than the context holds."""
     kind = request.WhichOneof("prompt")
     if kind is None:
         checks.add("prompt", "neither text nor token_ids is set")
-    elif kind == "text":
-        _check_text(request, facts, longest_token, checks)
-    else:
-        _check_token_ids(request, facts, checks)
-    if request.HasField("truncate_prompt_tokens"):
-        num_kept = request.truncate_prompt_tokens
-        checks.require(
-            num_kept == KEEP_ALL_THAT_FITS or 1 <= num_kept <= facts.max_model_len,
-            "truncate_prompt_tokens",
-            f"{num_kept} is neither -1 nor in 1..{facts.max_model_len}",
-        )
+    if _check_truncation(request, facts, checks):
+        if kind == "text":
+            _check_text(request, facts, longest_token, checks)
+        elif kind == "token_ids":
+            _check_token_ids(request, facts, checks)
     resumed = request.resume_output_token_ids.ids
     if len(resumed) < facts.max_model_len:
         checks.token_ids("resume_output_token_ids.ids", resumed, facts.vocab_size)
     else:
         _add_too_long("resume_output_token_ids", f"{len(resumed)} tokens", facts, checks)
+
+
+def token_ids_to_keep(request: generation_service_pb2.GenerateRequest, facts: ModelFacts) -> list[int]:
+    """The ids of a token prompt; with truncation its end alone, whatever its length. Empty for a text."""
+    num_kept = _num_kept(request, facts)
+    token_ids = request.token_ids.ids
+    return list(token_ids) if num_kept is None else token_ids[-num_kept:]
+
+
+def text_to_encode(request: generation_service_pb2.GenerateRequest, facts: ModelFacts, longest_token: int) -> str:
+    """The text of a text prompt; with truncation only so much of its end as the kept tokens can cover.
+
+    Without that cut a text of any length would be encoded, and hold one of the few threads for as long; an encoding
+    that runs can not be cancelled. A cut inside a word only changes tokens next to it, far from those that are kept.
+    """
+    num_kept = _num_kept(request, facts)
+    return request.text if num_kept is None else request.text[-num_kept * longest_token :]
 
 
 def encode_prompt(
@@ -56,12 +67,8 @@ def truncate_prompt(
     request: generation_service_pb2.GenerateRequest, prompt_token_ids: list[int], facts: ModelFacts
 ) -> list[int]:
     """The last k tokens when the caller asked for that."""
-    if not request.HasField("truncate_prompt_tokens"):
-        return prompt_token_ids
-    num_kept = request.truncate_prompt_tokens
-    if num_kept == KEEP_ALL_THAT_FITS:
-        num_kept = max(1, facts.max_model_len - len(request.resume_output_token_ids.ids) - 1)
-    return prompt_token_ids[-num_kept:]
+    num_kept = _num_kept(request, facts)
+    return prompt_token_ids if num_kept is None else prompt_token_ids[-num_kept:]
 
 
 def check_tokens(
@@ -82,23 +89,43 @@ def check_tokens(
         _add_too_long(field, f"a prompt of {len(prompt_token_ids)} tokens{resumed}", facts, checks)
 
 
+def _num_kept(request: generation_service_pb2.GenerateRequest, facts: ModelFacts) -> int | None:
+    """Most tokens that truncation leaves, at least 1; None when the caller asked for none."""
+    if not request.HasField("truncate_prompt_tokens"):
+        return None
+    if request.truncate_prompt_tokens == KEEP_ALL_THAT_FITS:
+        return max(1, facts.max_model_len - len(request.resume_output_token_ids.ids) - 1)
+    return request.truncate_prompt_tokens
+
+
+def _check_truncation(request: generation_service_pb2.GenerateRequest, facts: ModelFacts, checks: FieldChecks) -> bool:
+    num_kept = _num_kept(request, facts)
+    return num_kept is None or checks.require(
+        1 <= num_kept <= facts.max_model_len,
+        "truncate_prompt_tokens",
+        f"{num_kept} is neither -1 nor in 1..{facts.max_model_len}",
+    )
+
+
 def _check_text(
     request: generation_service_pb2.GenerateRequest, facts: ModelFacts, longest_token: int, checks: FieldChecks
 ) -> None:
-    checks.require(bool(request.text), "text", "the prompt is empty")
+    num_chars = len(request.text)
+    checks.require(num_chars > 0, "text", "the prompt is empty")
     # No token covers more than the longest one, so such a text cannot fit, whatever it is.
-    is_absurd = len(request.text) > facts.max_model_len * longest_token
+    is_absurd = num_chars > facts.max_model_len * longest_token
     if is_absurd and not request.HasField("truncate_prompt_tokens"):
-        _add_too_long("text", f"a text of {len(request.text)} characters", facts, checks)
+        _add_too_long("text", f"a text of {num_chars} characters", facts, checks)
 
 
 def _check_token_ids(request: generation_service_pb2.GenerateRequest, facts: ModelFacts, checks: FieldChecks) -> None:
-    token_ids = request.token_ids.ids
-    if len(token_ids) >= facts.max_model_len and not request.HasField("truncate_prompt_tokens"):
-        _add_too_long("token_ids", f"a prompt of {len(token_ids)} tokens", facts, checks)
+    count = len(request.token_ids.ids)
+    if count >= facts.max_model_len and not request.HasField("truncate_prompt_tokens"):
+        _add_too_long("token_ids", f"a prompt of {count} tokens", facts, checks)
         return
-    checks.require(bool(token_ids), "token_ids.ids", "the prompt is empty")
-    checks.token_ids("token_ids.ids", token_ids, facts.vocab_size)
+    checks.require(count > 0, "token_ids.ids", "the prompt is empty")
+    kept = token_ids_to_keep(request, facts)
+    checks.token_ids("token_ids.ids", kept, facts.vocab_size, first_index=count - len(kept))
 
 
 def _add_too_long(field: str, what: str, facts: ModelFacts, checks: FieldChecks) -> None:

@@ -15,6 +15,9 @@ from stepwire.v1 import common_pb2
 
 MAX_N = 16384
 MAX_BAD_WORDS = 1024
+# All of them are tokenized, twice each.
+MAX_BAD_WORD_CHARS = 256
+MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_TEMPERATURE = 2.0
 # Closer to 0 the division of the logits overflows; greedy is what such callers mean to be near to.
 MIN_TEMPERATURE = 0.01
@@ -32,13 +35,14 @@ def read_sampling(
         frequency_penalty=given.frequency_penalty,
         seed=resolve_seed(given),
     )
-    _read_temperature(given, defaults, checks, resolved)
+    is_greedy = _read_temperature(given, defaults, checks, resolved)
     _read_truncation(given, defaults, vocab_size, checks, resolved)
     _read_penalties(given, defaults, checks, resolved)
-    _read_token_sets(given, vocab_size, checks, resolved)
-    checks.strings("sampling.bad_words", list(given.bad_words), MAX_BAD_WORDS)
-    _read_n(given, resolved, checks)
-    if resolved.temperature == 0:
+    _read_logit_bias(given, vocab_size, checks, resolved)
+    _read_allowed_token_ids(given, vocab_size, checks, resolved)
+    checks.strings("sampling.bad_words", given.bad_words, max_count=MAX_BAD_WORDS, max_chars=MAX_BAD_WORD_CHARS)
+    _check_n(given, checks, is_greedy=is_greedy)
+    if is_greedy:
         resolved.top_p, resolved.top_k, resolved.min_p = 1.0, 0, 0.0
     return resolved
 
@@ -62,10 +66,13 @@ def _read_temperature(
     defaults: GenerationDefaults,
     checks: FieldChecks,
     resolved: engine_core_pb2.EngineSamplingParams,
-) -> None:
+) -> bool:
+    """Returns whether sampling is greedy, which a wrong temperature is not."""
     value = given.temperature if given.HasField("temperature") else defaults.temperature
-    if checks.number("sampling.temperature", value, 0.0, MAX_TEMPERATURE):
-        resolved.temperature = max(value, MIN_TEMPERATURE) if value > 0 else 0.0
+    if not checks.number("sampling.temperature", value, 0.0, MAX_TEMPERATURE):
+        return False
+    resolved.temperature = max(value, MIN_TEMPERATURE) if value > 0 else 0.0
+    return resolved.temperature == 0
 
 
 def _read_truncation(
@@ -100,25 +107,37 @@ def _read_penalties(
         resolved.repetition_penalty = repetition
 
 
-def _read_token_sets(
+def _read_logit_bias(
     given: common_pb2.SamplingParams,
     vocab_size: int,
     checks: FieldChecks,
     resolved: engine_core_pb2.EngineSamplingParams,
 ) -> None:
-    for token_id in sorted(given.logit_bias):
-        field, bias = f"sampling.logit_bias[{token_id}]", given.logit_bias[token_id]
-        checks.require(token_id < vocab_size, field, f"token id {token_id} is outside 0..{vocab_size - 1}")
-        checks.require(math.isfinite(bias), field, f"{bias:g} is not a finite number")
+    field, count = "sampling.logit_bias", len(given.logit_bias)
+    if count > MAX_LOGIT_BIAS_ENTRIES:
+        checks.add(field, f"{count} entries, at most {MAX_LOGIT_BIAS_ENTRIES} are allowed")
+        return
+    for token_id, bias in sorted(given.logit_bias.items()):
+        if token_id >= vocab_size:
+            checks.add(f"{field}[{token_id}]", f"token id {token_id} is outside 0..{vocab_size - 1}")
+        if not math.isfinite(bias):
+            checks.add(f"{field}[{token_id}]", f"{bias:g} is not a finite number")
         resolved.logit_bias_token_ids.append(token_id)
         resolved.logit_bias_values.append(max(-MAX_LOGIT_BIAS, min(bias, MAX_LOGIT_BIAS)))
-    if checks.token_ids("sampling.allowed_token_ids", given.allowed_token_ids, vocab_size):
-        resolved.allowed_token_ids.extend(sorted(set(given.allowed_token_ids)))
 
 
-def _read_n(
-    given: common_pb2.SamplingParams, resolved: engine_core_pb2.EngineSamplingParams, checks: FieldChecks
+def _read_allowed_token_ids(
+    given: common_pb2.SamplingParams,
+    vocab_size: int,
+    checks: FieldChecks,
+    resolved: engine_core_pb2.EngineSamplingParams,
 ) -> None:
+    token_ids = given.allowed_token_ids
+    if checks.token_ids("sampling.allowed_token_ids", token_ids, vocab_size, max_count=vocab_size):
+        resolved.allowed_token_ids.extend(sorted(set(token_ids)))
+
+
+def _check_n(given: common_pb2.SamplingParams, checks: FieldChecks, *, is_greedy: bool) -> None:
     n = num_choices(given)
-    if checks.integer("sampling.n", n, 1, MAX_N) and resolved.temperature == 0:
+    if checks.integer("sampling.n", n, 1, MAX_N) and is_greedy:
         checks.require(n == 1, "sampling.n", f"{n} choices with greedy sampling would all be equal; the limit is 1")
