@@ -10,8 +10,16 @@ from engine_core.__main__ import load_in_process
 from engine_core.config import EngineSettings
 from engine_core.core import EngineCore
 from engine_core.scheduler.output import EngineCoreOutput, FinishReason
-from engine_core.scheduler.request import Request, RequestKey, SamplingParams, StopConditions
+from engine_core.scheduler.request import (
+    NO_LOGPROBS,
+    LogprobsParams,
+    Request,
+    RequestKey,
+    SamplingParams,
+    StopConditions,
+)
 from engine_core.startup import start_engine
+from stepwire.packed_logprobs import PackedLogprobs
 
 
 class CoreDriver:
@@ -24,9 +32,21 @@ class CoreDriver:
         self.core: EngineCore = started.core
         self.tokens: dict[RequestKey, list[int]] = {}
         self.finishes: dict[RequestKey, FinishReason] = {}
+        self.logprobs_params: dict[RequestKey, LogprobsParams] = {}
+        # In the order in which they came.
+        self.logprobs: dict[RequestKey, list[PackedLogprobs]] = {}
+        self.prompt_logprobs: dict[RequestKey, list[PackedLogprobs]] = {}
         self._num_requests = 0
 
-    def add(self, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams | None = None) -> RequestKey:
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingParams | None = None,
+        *,
+        logprobs: LogprobsParams = NO_LOGPROBS,
+        resumed: Sequence[int] = (),
+    ) -> RequestKey:
         self._num_requests += 1
         request = Request(
             key=("test", self._num_requests),
@@ -35,7 +55,10 @@ class CoreDriver:
             sampling=sampling or SamplingParams(temperature=0.0),
             stop=StopConditions(max_tokens=max_tokens, ignore_eos=True),
             arrival_time=time.monotonic(),
+            logprobs=logprobs,
+            output_token_ids=list(resumed),
         )
+        self.logprobs_params[request.key] = logprobs
         assert self.core.preprocess_add_request(request) is None
         output = self.core.add_request(request)
         assert output is not None
@@ -61,5 +84,7 @@ class CoreDriver:
         for output in outputs:
             assert output.key not in self.finishes
             self.tokens.setdefault(output.key, []).extend(output.new_token_ids)
+            for found, rows in ((self.logprobs, output.logprobs), (self.prompt_logprobs, output.prompt_logprobs)):
+                found.setdefault(output.key, []).extend([rows] if rows is not None else [])
             if output.finish is not None:
                 self.finishes[output.key] = output.finish.reason

@@ -53,6 +53,11 @@ class EngineSettings(Settings):
     num_blocks: int = Field(0, ge=0, description="Force this many KV blocks (tests); 0 = as many as fit.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of the GPU for weights and KV cache.")
     watermark: float = Field(0.0, ge=0, lt=1, description="Share of blocks kept free when admitting next to others.")
+    max_logprobs: int = Field(
+        20,
+        ge=-1,
+        description="Most log-probabilities of a position; -1 = whole vocabulary: 8 bytes an entry, for experiments.",
+    )
     max_queued_requests: int = Field(1024, ge=1, description="Waiting requests; one more is QUEUE_FULL.")
     max_queued_tokens: int = Field(4_000_000, ge=1, description="Waiting prompt tokens; more is QUEUE_FULL.")
 

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable, Iterable
 
 from engine_core.messages import EngineCoreDead, OutputMessage
+from engine_core.output_frames import size_of
 from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs
 from engine_core.scheduler.request import RequestKey
+from stepwire.packed_logprobs import PackedLogprobs
 
-# Rough wire sizes; the limit guards memory, it is not an account.
+# A rough wire size; the limit guards memory, it is not an account.
 _MESSAGE_BYTES = 64
-_OUTPUT_BYTES = 24
-_TOKEN_BYTES = 4
 
 
 class Outbox:
@@ -164,7 +164,7 @@ class OutputQueue:
 
 
 def coalesce(messages: list[OutputMessage]) -> list[OutputMessage]:
-    """Merge all EngineCoreOutputs into the first one. Tokens and events concatenate, the newest stats survive.
+    """Merge all EngineCoreOutputs into the first one. Tokens, rows and events concatenate, the newest stats survive.
 
     Nothing is lost, and a frontend that is behind gets fewer and larger frames.
     """
@@ -183,18 +183,31 @@ def coalesce(messages: list[OutputMessage]) -> list[OutputMessage]:
 
 
 def _merge(outputs: Iterable[EngineCoreOutput]) -> list[EngineCoreOutput]:
-    merged: dict[RequestKey, EngineCoreOutput] = {}
+    of_request: dict[RequestKey, list[EngineCoreOutput]] = {}
     for output in outputs:
-        first = merged.setdefault(output.key, output)
-        if first is not output:
-            first.new_token_ids += output.new_token_ids
-            first.events += output.events
-            first.prefill = first.prefill or output.prefill
-            first.finish = output.finish or first.finish
-    return list(merged.values())
+        of_request.setdefault(output.key, []).append(output)
+    return [_merge_request(parts) for parts in of_request.values()]
+
+
+def _merge_request(parts: list[EngineCoreOutput]) -> EngineCoreOutput:
+    first = parts[0]
+    for output in parts[1:]:
+        first.new_token_ids += output.new_token_ids
+        first.events += output.events
+        first.prefill = first.prefill or output.prefill
+        first.finish = output.finish or first.finish
+    if len(parts) > 1:
+        first.logprobs = _join(part.logprobs for part in parts)
+        first.prompt_logprobs = _join(part.prompt_logprobs for part in parts)
+    return first
+
+
+def _join(parts: Iterable[PackedLogprobs | None]) -> PackedLogprobs | None:
+    rows = [part for part in parts if part is not None]
+    return PackedLogprobs.join(rows) if rows else None
 
 
 def _size_of(message: OutputMessage) -> int:
     if not isinstance(message, EngineCoreOutputs):
         return _MESSAGE_BYTES
-    return _MESSAGE_BYTES + sum(_OUTPUT_BYTES + _TOKEN_BYTES * len(output.new_token_ids) for output in message.outputs)
+    return _MESSAGE_BYTES + sum(map(size_of, message.outputs))

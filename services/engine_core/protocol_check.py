@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from engine_core.resolved_config import ResolvedConfig
 from engine_core.scheduler.output import RequestError
 from engine_core.scheduler.request import MAX_PATTERN_TOKENS, Request
+from stepwire.packed_logprobs import MAX_CHOSEN_TOKEN_IDS, MAX_PROMPT_ENTRIES, WHOLE_VOCABULARY, num_entries
 
 
 def protocol_error(request: Request, config: ResolvedConfig) -> RequestError | None:
@@ -44,9 +45,25 @@ def _broken_promises(request: Request, config: ResolvedConfig) -> Iterator[str]:
         )
     if any(not bad_word for bad_word in sampling.bad_words):
         yield "sampling.bad_words: one has no tokens"
+    yield from _broken_logprobs(request, config)
     largest = max(_token_ids(request), default=0)
     if largest >= config.model_info.vocab_size:
         yield f"token id {largest} is outside the vocabulary of {config.model_info.vocab_size}"
+
+
+def _broken_logprobs(request: Request, config: ResolvedConfig) -> Iterator[str]:
+    asked, vocab_size = request.logprobs, config.model_info.vocab_size
+    limit = vocab_size if config.max_logprobs == WHOLE_VOCABULARY else config.max_logprobs
+    for field, value in (("logprobs", asked.num_output), ("prompt_logprobs", asked.num_prompt)):
+        if value is not None and not 0 <= num_entries(value, vocab_size) <= limit:
+            yield f"{field}: {value} asks for {num_entries(value, vocab_size)}, at most {limit}"
+    if len(asked.chosen_token_ids) > MAX_CHOSEN_TOKEN_IDS:
+        yield f"logprob_token_ids: {len(asked.chosen_token_ids)} ids, at most {MAX_CHOSEN_TOKEN_IDS}"
+    if asked.num_prompt is not None:
+        # What one request may put into the outbox of its session, which it shares with all others.
+        num_all = request.num_prompt_tokens * (1 + num_entries(asked.num_prompt, vocab_size))
+        if num_all > MAX_PROMPT_ENTRIES:
+            yield f"prompt_logprobs: {num_all} entries over the prompt, at most {MAX_PROMPT_ENTRIES}"
 
 
 def _token_ids(request: Request) -> Iterator[int]:
@@ -56,6 +73,7 @@ def _token_ids(request: Request) -> Iterator[int]:
     yield from request.stop.stop_token_ids
     yield from request.stop.eos_token_ids
     yield from request.sampling.allowed_token_ids
+    yield from request.logprobs.chosen_token_ids
     for token_id, _ in request.sampling.logit_bias:
         yield token_id
     for bad_word in request.sampling.bad_words:

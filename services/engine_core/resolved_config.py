@@ -33,6 +33,8 @@ class ResolvedConfig:
     max_num_batched_tokens: int
     max_queued_requests: int
     max_queued_tokens: int
+    # -1 = the whole vocabulary
+    max_logprobs: int
     long_prefill_token_threshold: int
     enable_chunked_prefill: bool
     enable_prefix_caching: bool
@@ -78,6 +80,7 @@ def resolve_config(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_queued_requests=settings.max_queued_requests,
         max_queued_tokens=settings.max_queued_tokens,
+        max_logprobs=settings.max_logprobs,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         enable_chunked_prefill=settings.enable_chunked_prefill,
         enable_prefix_caching=settings.enable_prefix_caching,

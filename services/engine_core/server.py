@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import grpc
 
+from engine_core import output_frames
 from engine_core.core_proc import EngineCoreProc
 from engine_core.input_thread import InputThread
 from engine_core.lifecycle import EngineLifecycle, EngineState
-from engine_core.messages import EngineCoreDead
+from engine_core.messages import EngineCoreDead, OutputMessage
 from engine_core.output_queue import OutputQueue
 from engine_core.resolved_config import ResolvedConfig
+from engine_core.scheduler.output import EngineCoreOutputs
 from engine_core.session import Session, SessionError
 from engine_core.sessions import Sessions
 from engine_core.wire import PROTOCOL_VERSION, FrameEncoder
@@ -113,7 +115,7 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
     def _write(self, session: Session) -> Iterator[pb.ConnectResponse]:
         """The output thread: take, encode after coalescing, write; until the outbox ends."""
         while (messages := session.outbox.take()) is not None:
-            for message in messages:
+            for message in (part for whole in messages for part in _frames(whole)):
                 session.note_written(message)
                 frame = self._encoder.encode(message, session.batch_seq + 1, session.live_handles)
                 session.batch_seq += frame.HasField("outputs")
@@ -152,6 +154,10 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
         logger.info(
             "session %s of %s closed, %d requests aborted", session.session_id, session.client_id, len(left_behind)
         )
+
+
+def _frames(message: OutputMessage) -> Iterable[OutputMessage]:
+    return output_frames.cut(message) if isinstance(message, EngineCoreOutputs) else (message,)
 
 
 def _start_error(dead: EngineCoreDead) -> EngineDeadError:

@@ -20,6 +20,7 @@ from engine_core.scheduler.output import (
 )
 from engine_core.scheduler.request import (
     EventType,
+    LogprobsParams,
     RepetitionDetection,
     Request,
     SamplingParams,
@@ -29,6 +30,7 @@ from engine_core.step_progress import StepProgress
 from stepwire import __version__, token_array
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.grpc_errors import status_code
+from stepwire.packed_logprobs import PackedLogprobs
 from stepwire.v1 import common_pb2, control_pb2
 
 PROTOCOL_VERSION = 1
@@ -68,11 +70,20 @@ def decode_request(session_id: str, message: pb.EngineCoreRequest, now: float) -
         queue_deadline=_decode_deadline(message.queue_deadline_in_us, now),
         cache_salt=message.cache_salt,
         bypass_prefix_cache=message.bypass_prefix_cache,
+        logprobs=_decode_logprobs(message),
     )
 
 
 def _decode_deadline(in_us: int, now: float) -> float | None:
     return now + in_us / 1e6 if in_us else None
+
+
+def _decode_logprobs(message: pb.EngineCoreRequest) -> LogprobsParams:
+    return LogprobsParams(
+        num_output=message.logprobs if message.HasField("logprobs") else None,
+        num_prompt=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        chosen_token_ids=tuple(message.logprob_token_ids),
+    )
 
 
 def _decode_sampling(message: pb.EngineSamplingParams) -> SamplingParams:
@@ -300,6 +311,7 @@ def _fill_config(ready: pb.Ready, config: ResolvedConfig) -> None:
     ready.max_num_batched_tokens = config.max_num_batched_tokens
     ready.max_queued_requests = config.max_queued_requests
     ready.max_queued_tokens = config.max_queued_tokens
+    ready.max_logprobs = config.max_logprobs
     ready.kv_cache_max_concurrency = config.kv_cache_tokens / config.max_model_len
 
 
@@ -311,9 +323,17 @@ def _encode_output(output: EngineCoreOutput) -> pb.RequestOutput:
         message.prefill.prompt_tokens = output.prefill.num_prompt_tokens
         message.prefill.local_cached_tokens = output.prefill.num_cached_tokens
         message.prefill.computed_tokens = output.prefill.num_prompt_tokens - output.prefill.num_cached_tokens
+    if output.logprobs is not None:
+        message.logprobs.CopyFrom(_encode_logprobs(output.logprobs))
+    if output.prompt_logprobs is not None:
+        message.prompt_logprobs.CopyFrom(_encode_logprobs(output.prompt_logprobs))
     if output.finish is not None:
         message.finish.CopyFrom(_encode_finish(output.finish))
     return message
+
+
+def _encode_logprobs(rows: PackedLogprobs) -> pb.Logprobs:
+    return pb.Logprobs(width=rows.width, token_ids=rows.token_ids, logprobs=rows.logprobs, ranks=rows.ranks)
 
 
 def _encode_finish(finish: Finish) -> pb.Finish:

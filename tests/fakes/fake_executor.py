@@ -12,7 +12,8 @@ from concurrent.futures import Future
 from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import FailureCallback, ModelInfo
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
-from engine_core.scheduler.request import RequestKey
+from engine_core.scheduler.request import LogprobsParams, RequestKey
+from fakes.fake_logprobs import fake_prompt, fake_sampled
 
 VOCAB_SIZE = 512
 # A prompt that starts with one of these makes the step fail or hang; for tests of death and of the watchdog.
@@ -42,6 +43,8 @@ class FakeExecutor:
         self.scheduler_outputs: list[SchedulerOutput] = []
         self._num_blocks = settings.num_blocks or 1024
         self._token_ids: dict[RequestKey, list[int]] = {}
+        self._prompts: dict[RequestKey, list[int]] = {}
+        self._logprobs: dict[RequestKey, LogprobsParams] = {}
         self._pending: ModelRunnerOutput | None = None
 
     @property
@@ -74,10 +77,11 @@ class FakeExecutor:
         self.scheduler_outputs.append(scheduler_output)
         self.finished_keys += scheduler_output.finished_keys
         for key in scheduler_output.finished_keys:
-            del self._token_ids[key]
+            del self._token_ids[key], self._prompts[key], self._logprobs[key]
         num_computed: dict[RequestKey, int] = {}
         for new in scheduler_output.new_requests:
             self._token_ids[new.key] = [*new.prompt_token_ids, *new.output_token_ids]
+            self._prompts[new.key], self._logprobs[new.key] = new.prompt_token_ids, new.logprobs
             num_computed[new.key] = new.num_computed_tokens
             if new.prompt_token_ids[0] == POISON_TOKEN:
                 raise RuntimeError("poisoned prompt")
@@ -90,8 +94,9 @@ class FakeExecutor:
             num_computed[cached.key] = cached.num_computed_tokens
         if any(self._token_ids[key][0] == SLOW_TOKEN for key in num_computed):
             threading.Event().wait(SLOW_STEP_S)
-        sampled = [self._sample(key, num_computed[key] + n) for key, n in scheduler_output.num_scheduled_tokens.items()]
-        self._pending = ModelRunnerOutput(list(scheduler_output.num_scheduled_tokens), sampled)
+        self._pending = ModelRunnerOutput(list(scheduler_output.num_scheduled_tokens), [])
+        for key, num_tokens in scheduler_output.num_scheduled_tokens.items():
+            self._compute(self._pending, key, num_computed[key], num_computed[key] + num_tokens)
 
     def sample_tokens(self) -> Future[ModelRunnerOutput]:
         if self._pending is None:
@@ -100,6 +105,16 @@ class FakeExecutor:
         future.set_result(self._pending)
         self._pending = None
         return future
+
+    def _compute(self, output: ModelRunnerOutput, key: RequestKey, start: int, end: int) -> None:
+        sampled = self._sample(key, end)
+        output.sampled_token_ids.append(sampled)
+        rows = fake_sampled(self._logprobs[key], sampled[0], len(self._token_ids[key]) - 1) if sampled else None
+        if rows is not None:
+            output.logprobs[key] = rows
+        prompt_rows = fake_prompt(self._logprobs[key], self._prompts[key], start, end)
+        if prompt_rows is not None:
+            output.prompt_logprobs[key] = prompt_rows
 
     def _sample(self, key: RequestKey, num_computed: int) -> list[int]:
         token_ids = self._token_ids[key]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from engine_core.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import RequestKey
+from fakes.fake_logprobs import fake_prompt, fake_sampled
 
 # The next token of a request, from what it was added with and all its known tokens.
 NextToken = Callable[[NewRequestData, list[int]], int]
@@ -62,7 +63,12 @@ class ShadowWorker:
         for key, num_tokens in step.num_scheduled_tokens.items():
             self._read(key, num_tokens)
         keys = list(step.num_scheduled_tokens)
-        return ModelRunnerOutput(keys, [self._sample(key, step.num_scheduled_tokens[key]) for key in keys])
+        output = ModelRunnerOutput(keys, [])
+        for key in keys:
+            self._add_prompt_logprobs(output, key, step.num_scheduled_tokens[key])
+            output.sampled_token_ids.append(self._sample(key, step.num_scheduled_tokens[key]))
+            self._add_logprobs(output, key, output.sampled_token_ids[-1])
+        return output
 
     def _drop_finished(self, keys: list[RequestKey]) -> None:
         for key in keys:
@@ -112,6 +118,19 @@ class ShadowWorker:
         assert index < len(request.block_ids), f"{request.data.key}: no block for position {position}"
         assert request.block_ids[index] > 0, f"{request.data.key}: position {position} is in the null block"
         return request.block_ids[index], position % self._block_size
+
+    def _add_prompt_logprobs(self, output: ModelRunnerOutput, key: RequestKey, num_tokens: int) -> None:
+        request = self.requests[key]
+        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+        found = fake_prompt(request.data.logprobs, request.data.prompt_token_ids, start, end)
+        if found is not None:
+            output.prompt_logprobs[key] = found
+
+    def _add_logprobs(self, output: ModelRunnerOutput, key: RequestKey, sampled: list[int]) -> None:
+        request = self.requests[key]
+        rows = fake_sampled(request.data.logprobs, sampled[0], len(request.token_ids) - 1) if sampled else None
+        if rows is not None:
+            output.logprobs[key] = rows
 
     def _sample(self, key: RequestKey, num_tokens: int) -> list[int]:
         request = self.requests[key]

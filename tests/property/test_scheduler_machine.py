@@ -13,11 +13,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine_core.scheduler.output import EngineCoreOutput, Finish, FinishReason, SchedulerOutput
-from engine_core.scheduler.request import Request, RequestKey, RequestStatus, StopConditions
+from engine_core.scheduler.request import (
+    NO_LOGPROBS,
+    LogprobsParams,
+    Request,
+    RequestKey,
+    RequestStatus,
+    StopConditions,
+)
 from engine_core.scheduler.scheduler import Scheduler
+from fakes.fake_logprobs import fake_rows
 from fakes.request_factory import make_request, make_scheduler
 from fakes.sequence_oracle import Answer, generate, next_token
 from fakes.shadow_worker import ShadowWorker
+from stepwire.packed_logprobs import PackedLogprobs
 
 MAX_MODEL_LEN = 24
 
@@ -30,6 +39,8 @@ class Story:
     answer: Answer
     num_resumed: int
     new_token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PackedLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PackedLogprobs] = field(default_factory=list)
     finish: Finish | None = None
     was_scheduled: bool = False
 
@@ -69,6 +80,7 @@ class Ask:
     cache_salt: str
     bypass_prefix_cache: bool
     is_resume: bool
+    logprobs: LogprobsParams
     deadline_in: int | None
     queue_deadline_in: int | None
 
@@ -103,6 +115,7 @@ def asks(draw: st.DrawFn) -> Ask:
         cache_salt=draw(st.sampled_from(["", "", "", "tenant"])),
         bypass_prefix_cache=draw(st.sampled_from([False, False, False, True])),
         is_resume=draw(st.sampled_from([False, False, True])),
+        logprobs=draw(st.sampled_from([NO_LOGPROBS, NO_LOGPROBS, LogprobsParams(1, 0), LogprobsParams(None, 1)])),
         deadline_in=deadline_in,
         queue_deadline_in=queue_deadline_in,
     )
@@ -143,6 +156,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             deadline=None if ask.deadline_in is None else self.now + ask.deadline_in,
             queue_deadline=None if ask.queue_deadline_in is None else self.now + ask.queue_deadline_in,
             output_token_ids=answer.output_token_ids[:num_resumed],
+            logprobs=ask.logprobs,
             arrival_time=self.now,
         )
         expected_reason = self._refusal(request)
@@ -255,10 +269,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _take(self, output: EngineCoreOutput) -> None:
         story = self.stories[output.key]
         assert story.finish is None, f"{output.key} has news after its end"
-        assert output.new_token_ids or output.events or output.finish, f"{output.key} has no news"
+        has_news = output.new_token_ids or output.events or output.finish or output.prompt_logprobs
+        assert has_news, f"{output.key} has no news"
         story.new_token_ids.extend(output.new_token_ids)
+        story.logprobs += [output.logprobs] if output.logprobs else []
+        story.prompt_logprobs += [output.prompt_logprobs] if output.prompt_logprobs else []
         story.finish = output.finish
         self._check_answer(story)
+        self._check_logprobs(story)
 
     def _check_answer(self, story: Story) -> None:
         """Whatever happened on the way, the tokens are those of the request run alone; early ends are prefixes."""
@@ -270,6 +288,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert story.new_token_ids == expected
             assert story.finish.reason is story.answer.reason
             assert story.finish.stop_token_id == story.answer.stop_token_id
+
+    def _check_logprobs(self, story: Story) -> None:
+        """One row for each token, each row of the prompt once and before any output, however often it was computed."""
+        asked, prompt = story.request.logprobs, story.request.prompt_token_ids
+        num_new = len(story.new_token_ids)
+        if asked.num_output is not None and num_new:
+            expected = fake_rows(story.new_token_ids, len(prompt) + story.num_resumed, asked.num_output)
+            assert PackedLogprobs.join(story.logprobs) == expected
+        else:
+            assert story.logprobs == []
+        if asked.num_prompt is None:
+            assert story.prompt_logprobs == []
+        elif story.prompt_logprobs:
+            rows = PackedLogprobs.join(story.prompt_logprobs)
+            assert rows == fake_rows(prompt[1 : rows.num_rows + 1], 1, asked.num_prompt)
+            assert not num_new or rows.num_rows == len(prompt) - 1
+        else:
+            assert not num_new or len(prompt) == 1
 
     # -- invariants --------------------------------------------------------------------------------------------------
 

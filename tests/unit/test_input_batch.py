@@ -8,14 +8,17 @@ import pytest
 from engine_core.model_executor.input_batch import InputBatch
 from engine_core.model_executor.step_inputs import StepInputs
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
-from engine_core.scheduler.request import SamplingParams
+from engine_core.scheduler.request import NO_LOGPROBS, LogprobsParams, SamplingParams
 
 A, B, C = ("s", 1), ("s", 2), ("t", 1)
 
 
-def new(key, prompt, block_ids, *, output=(), computed=0, sampling=None, min_tokens=0, masked=()) -> NewRequestData:
+def new(
+    key, prompt, block_ids, *, output=(), computed=0, sampling=None, min_tokens=0, masked=(), logprobs=NO_LOGPROBS
+) -> NewRequestData:
     sampling = sampling or SamplingParams(temperature=0.0)
-    return NewRequestData(key, list(prompt), list(output), sampling, min_tokens, masked, list(block_ids), computed)
+    prompt, output, block_ids = list(prompt), list(output), list(block_ids)
+    return NewRequestData(key, prompt, output, sampling, min_tokens, masked, block_ids, computed, logprobs)
 
 
 class Worker:
@@ -140,6 +143,58 @@ def test_min_tokens_rules_end_when_enough_was_generated():
     assert len(worker.batch.sampling_batch(worker.batch.prepare({A: 1})).ruled_rows) == 1
     worker.step({A: 1}, sampled=[4])
     assert worker.batch.sampling_batch(worker.batch.prepare({A: 1})).ruled_rows == []
+
+
+def prompt_rows(worker: Worker, scheduled) -> list[tuple]:
+    found = worker.batch.prompt_logprobs(worker.batch.prepare(scheduled))
+    return [(r.key, r.start, r.num_top, r.logits_indices.tolist(), r.token_ids.tolist()) for r in found]
+
+
+def test_prompt_rows_are_about_the_next_prompt_tokens():
+    worker = Worker()
+    wants, other = LogprobsParams(num_prompt=2), LogprobsParams(num_output=5)
+    worker.batch.update(
+        SchedulerOutput(
+            0,
+            [new(A, range(10, 16), [1, 2], logprobs=wants), new(B, range(20, 24), [3], logprobs=other)],
+            [],
+            {},
+            0,
+            [],
+        )
+    )
+    assert prompt_rows(worker, {B: 2, A: 4}) == [(A, 0, 2, [2, 3, 4, 5], [11, 12, 13, 14])]
+    worker.step({B: 4, A: 4}, sampled=[7])
+    # Position 5, the last one, is about output.
+    assert prompt_rows(worker, {B: 1, A: 2}) == [(A, 4, 2, [1], [15])]
+    worker.step({A: 2}, sampled=[8])
+    assert prompt_rows(worker, {A: 1}) == []
+    # Preempted and computed again from the start, prompt and output.
+    worker.batch.update(SchedulerOutput(0, [], [CachedRequestData(A, [5, 6], 0, is_resumed=True)], {}, 0, []))
+    assert prompt_rows(worker, {A: 7}) == [(A, 0, 2, [0, 1, 2, 3, 4], [11, 12, 13, 14, 15])]
+
+
+def test_only_sampled_rows_that_ask_are_named():
+    worker = Worker()
+    wants = LogprobsParams(num_output=1)
+    requests = [
+        new(A, [1, 2], [1]),
+        new(B, [1, 2], [2], logprobs=wants),
+        new(C, [1, 2], [3], logprobs=LogprobsParams(num_prompt=0)),
+    ]
+    worker.batch.update(SchedulerOutput(0, requests, [], {}, 0, []))
+    sampled = worker.batch.sampled_logprobs(worker.batch.prepare({A: 2, B: 2, C: 2}))
+    assert [(row.index, row.key, row.params) for row in sampled] == [(1, B, wants)]
+    assert worker.batch.sampled_logprobs(worker.batch.prepare({A: 2, B: 1})) == []
+
+
+def test_a_reused_row_has_forgotten_what_its_request_asked():
+    worker = Worker(max_num_seqs=1)
+    worker.step({A: 2}, new=[new(A, [1, 2], [1], logprobs=LogprobsParams(0, 0))], sampled=[1])
+    worker.step({}, finished=[A])
+    worker.batch.update(SchedulerOutput(0, [new(B, [1, 2], [2])], [], {}, 0, []))
+    inputs = worker.batch.prepare({B: 2})
+    assert (worker.batch.sampled_logprobs(inputs), worker.batch.prompt_logprobs(inputs)) == ([], [])
 
 
 def test_more_and_longer_requests_than_the_first_tables_hold():

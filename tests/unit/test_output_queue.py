@@ -17,6 +17,7 @@ from engine_core.scheduler.output import (
     SchedulerStats,
 )
 from engine_core.scheduler.request import EventType
+from fakes.fake_logprobs import fake_rows
 
 ONE_RUNS, TWO_RUN = SchedulerStats(num_running=1), SchedulerStats(num_running=2)
 DEAD = EngineCoreDead(DeathCause.STEP_FAILED, "RuntimeError", "boom", 3)
@@ -70,6 +71,30 @@ def test_what_waits_is_merged_for_each_request_and_nothing_is_lost() -> None:
     first = merged.outputs[0]
     assert first.events == [(EventType.QUEUED, 0.0), (EventType.FIRST_TOKEN, 1.0)]
     assert (first.prefill, first.finish) == (PrefillStats(3, 0), finish)
+
+
+def test_rows_of_a_request_are_joined_in_order() -> None:
+    prompt = [fake_rows([1, 2, 3], 1, 2), fake_rows([4], 4, 2)]
+    [merged] = coalesce(
+        [
+            batch(1, tokens(1, prompt_logprobs=prompt[0])),
+            batch(2, tokens(1, 10, prompt_logprobs=prompt[1], logprobs=fake_rows([10], 5, 1))),
+            batch(3, tokens(1, 11, logprobs=fake_rows([11], 6, 1)), tokens(2, 20)),
+        ]
+    )
+    assert isinstance(merged, EngineCoreOutputs)
+    first, second = merged.outputs
+    assert (first.new_token_ids, first.logprobs) == ([10, 11], fake_rows([10, 11], 5, 1))
+    assert first.prompt_logprobs == fake_rows([1, 2, 3, 4], 1, 2)
+    assert (second.logprobs, second.prompt_logprobs) == (None, None)
+
+
+def test_rows_count_towards_the_limit_of_a_session(output_queue: OutputQueue) -> None:
+    output_queue.attach("s")
+    output_queue.put("s", batch(1, tokens(1, prompt_logprobs=fake_rows([1], 1, 100))))
+    assert output_queue.too_far_behind() == []
+    output_queue.put("s", batch(2, tokens(1, 5, logprobs=fake_rows([5], 1, 30))))
+    assert output_queue.too_far_behind() == ["s"]
 
 
 def test_one_batch_is_passed_on_as_it_is() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine_core.model_executor.row_table import RowTable
+from engine_core.model_executor.sampler.logprobs import PromptRows, SampledRow
 from engine_core.model_executor.sampler.sampling_batch import (
     SAMPLING_DTYPE,
     LogitsRules,
@@ -20,7 +21,8 @@ from engine_core.model_executor.sampler.sampling_batch import (
 )
 from engine_core.model_executor.step_inputs import StepInputs
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
-from engine_core.scheduler.request import RequestKey
+from engine_core.scheduler.request import NO_LOGPROBS, LogprobsParams, RequestKey
+from stepwire.packed_logprobs import num_entries
 
 _COUNTS_DTYPE = np.dtype([("prompt", np.int64), ("known", np.int64), ("computed", np.int64), ("blocks", np.int64)])
 _INITIAL_COLUMNS = 256
@@ -34,6 +36,8 @@ class InputBatch:
         self._vocab_size = vocab_size
         self._rows: dict[RequestKey, int] = {}
         self._rules: dict[int, LogitsRules] = {}
+        # Of the rows that want some.
+        self._logprobs: dict[int, LogprobsParams] = {}
         # Preempted requests keep their row, so there may be more rows than max_num_seqs.
         self._free_rows = list(reversed(range(max_num_seqs)))
         self._tokens = RowTable(max_num_seqs, _INITIAL_COLUMNS)
@@ -94,6 +98,25 @@ class InputBatch:
             ]
         return SamplingBatch(self._sampling[rows], num_outputs, ruled)
 
+    def sampled_logprobs(self, inputs: StepInputs) -> list[SampledRow]:
+        """The sampled sequences whose log-probabilities are wanted."""
+        if not self._logprobs:
+            return []
+        rows = enumerate(inputs.rows[inputs.sampled].tolist())
+        wanted = [(index, self._logprobs[row]) for index, row in rows if row in self._logprobs]
+        return [
+            SampledRow(index, inputs.keys[inputs.sampled[index]], params)
+            for index, params in wanted
+            if params.has_output
+        ]
+
+    def prompt_logprobs(self, inputs: StepInputs) -> list[PromptRows]:
+        """The computed parts of prompts whose log-probabilities are wanted."""
+        if not self._logprobs:
+            return []
+        found = (self._prompt_rows(inputs, index, row) for index, row in enumerate(inputs.rows.tolist()))
+        return [rows for rows in found if rows is not None]
+
     def finish_step(self, inputs: StepInputs, sampled_token_ids: Sequence[int]) -> None:
         """Count the step's tokens as computed and append the sampled ones, in the order of `inputs.sampled`."""
         self._counts["computed"][inputs.rows] = inputs.seq_lens
@@ -115,6 +138,8 @@ class InputBatch:
         rules = LogitsRules.of(new, self._vocab_size)
         if rules is not None:
             self._rules[row] = rules
+        if new.logprobs != NO_LOGPROBS:
+            self._logprobs[row] = new.logprobs
         self._append_blocks(row, new.block_ids)
 
     def _change(self, cached: CachedRequestData) -> None:
@@ -129,6 +154,7 @@ class InputBatch:
         row = self._rows.pop(key, None)
         if row is not None:
             self._rules.pop(row, None)
+            self._logprobs.pop(row, None)
             self._clear_blocks(row)
             self._free_rows.append(row)
 
@@ -154,6 +180,24 @@ class InputBatch:
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
             self._sampling = np.concatenate([self._sampling, np.zeros_like(self._sampling)])
         return self._free_rows.pop()
+
+    def _prompt_rows(self, inputs: StepInputs, index: int, row: int) -> PromptRows | None:
+        params = self._logprobs.get(row)
+        if params is None or params.num_prompt is None:
+            return None
+        first_token, end_token = inputs.query_start_loc[index : index + 2]
+        start = int(inputs.seq_lens[index] - (end_token - first_token))
+        # The last prompt position says what comes after the prompt, which is output.
+        num_rows = min(int(inputs.seq_lens[index]), int(self._counts["prompt"][row]) - 1) - start
+        if num_rows <= 0:
+            return None
+        return PromptRows(
+            key=inputs.keys[index],
+            start=start,
+            num_top=num_entries(params.num_prompt, self._vocab_size),
+            logits_indices=np.arange(first_token, first_token + num_rows),
+            token_ids=self._tokens.values[row, start + 1 : start + 1 + num_rows],
+        )
 
     def _ruled_row(self, index: int, row: int) -> RuledRow:
         num_prompt, num_known = self._counts["prompt"][row], self._counts["known"][row]

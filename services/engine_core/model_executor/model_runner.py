@@ -16,11 +16,14 @@ from engine_core.model_executor.attention.metadata import build_attention_metada
 from engine_core.model_executor.attention.paged_attention import PagedAttention
 from engine_core.model_executor.input_batch import InputBatch
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
+from engine_core.model_executor.sampler.logprobs import pack_prompt, pack_sampled, raw_logprobs
 from engine_core.model_executor.sampler.sampler import sample
 from engine_core.model_executor.sampler.sampling_batch import SAMPLING_DTYPE, SamplingBatch
 from engine_core.model_executor.step_inputs import StepInputs
-from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.output import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
+from engine_core.scheduler.request import RequestKey
 from stepwire.errors import InvariantViolation
+from stepwire.packed_logprobs import PackedLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class _Pending:
     inputs: StepInputs
     # [S, vocab_size]; None when no sequence samples.
     logits: torch.Tensor | None
+    # Made with the forward pass: its hidden states are gone with the next one.
+    prompt_logprobs: dict[RequestKey, PromptLogprobs]
 
 
 class ModelRunner:
@@ -65,7 +70,8 @@ class ModelRunner:
         self._requests.update(scheduler_output)
         inputs = self._requests.prepare(scheduler_output.num_scheduled_tokens)
         logits = self._forward(inputs, self._caches, self._block_size) if inputs.keys else None
-        self._pending = _Pending(inputs, logits if inputs.sampled.size else None)
+        prompt_logprobs = {rows.key: pack_prompt(rows, self._logits) for rows in self._requests.prompt_logprobs(inputs)}
+        self._pending = _Pending(inputs, logits if inputs.sampled.size else None, prompt_logprobs)
 
     @torch.inference_mode()
     def sample_tokens(self) -> ModelRunnerOutput:
@@ -73,14 +79,13 @@ class ModelRunner:
         pending, self._pending = self._pending, None
         if self._requests is None or pending is None:
             raise InvariantViolation("sample_tokens without execute_model")
-        inputs, token_ids = pending.inputs, []
-        if pending.logits is not None:
-            token_ids = sample(pending.logits, self._requests.sampling_batch(inputs)).tolist()
+        inputs = pending.inputs
+        token_ids, logprobs = self._sample(pending.logits, inputs, self._requests)
         self._requests.finish_step(inputs, token_ids)
         sampled: list[list[int]] = [[] for _ in inputs.keys]
         for index, token_id in zip(inputs.sampled.tolist(), token_ids, strict=True):
             sampled[index] = [token_id]
-        return ModelRunnerOutput(keys=inputs.keys, sampled_token_ids=sampled)
+        return ModelRunnerOutput(inputs.keys, sampled, logprobs, pending.prompt_logprobs)
 
     @torch.inference_mode()
     def run_dummy_step(self, query_lens: list[int], block_size: int) -> None:
@@ -94,6 +99,21 @@ class ModelRunner:
         params = np.zeros(len(query_lens), dtype=SAMPLING_DTYPE)
         params["temperature"], params["top_p"] = 1.0, 0.9
         sample(logits, SamplingBatch(params, np.zeros(len(query_lens), dtype=np.int64), []))
+
+    def _sample(
+        self, logits: torch.Tensor | None, inputs: StepInputs, requests: InputBatch
+    ) -> tuple[list[int], dict[RequestKey, PackedLogprobs]]:
+        """logits [S, vocab_size] -> the tokens [S], and the log-probabilities of those that ask."""
+        if logits is None:
+            return [], {}
+        asked = requests.sampled_logprobs(inputs)
+        # Before sampling, which changes the logits.
+        logprobs = raw_logprobs(logits, asked) if asked else None
+        token_ids: list[int] = sample(logits, requests.sampling_batch(inputs)).tolist()
+        return token_ids, pack_sampled(logprobs, asked, token_ids) if logprobs is not None else {}
+
+    def _logits(self, logits_indices: np.ndarray) -> torch.Tensor:
+        return self._backend.logits(self._on_device(logits_indices))
 
     def _allocate(self, num_blocks: int, block_size: int) -> list[LayerKVCache]:
         specs = self._backend.layer_specs

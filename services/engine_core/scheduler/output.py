@@ -8,7 +8,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from engine_core.scheduler.request import EventType, RequestKey, SamplingParams
+from engine_core.scheduler.request import NO_LOGPROBS, EventType, LogprobsParams, Request, RequestKey, SamplingParams
+from stepwire.packed_logprobs import PackedLogprobs
 
 
 class FinishReason(enum.Enum):
@@ -40,6 +41,22 @@ class NewRequestData:
     block_ids: list[int]
     # Tokens whose KV is in those blocks already (prefix hit).
     num_computed_tokens: int
+    logprobs: LogprobsParams = NO_LOGPROBS
+
+    @classmethod
+    def of(cls, request: Request, block_ids: list[int]) -> NewRequestData:
+        """The request as it is now; `block_ids` hold its first `num_computed_tokens` tokens already."""
+        return cls(
+            key=request.key,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=list(request.output_token_ids),
+            sampling=request.sampling,
+            min_tokens=request.stop.min_tokens,
+            min_tokens_masked_ids=tuple(sorted(request.stop.eos_token_ids | request.stop.stop_token_ids)),
+            block_ids=block_ids,
+            num_computed_tokens=request.num_computed_tokens,
+            logprobs=request.logprobs,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +84,25 @@ class SchedulerOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities a step brought for a prompt: row i is about prompt token `start` + i + 1.
+
+    The first prompt token has none, because nothing precedes it.
+    """
+
+    start: int
+    rows: PackedLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
     """Parallel lists in batch order. An empty list = partial prefill, nothing was sampled."""
 
     keys: list[RequestKey]
     sampled_token_ids: list[list[int]]
+    # Of those that asked: one row for each sampled token, and of the prompt tokens computed.
+    logprobs: dict[RequestKey, PackedLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[RequestKey, PromptLogprobs] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +136,7 @@ class PrefillStats:
 
 @dataclass(slots=True)
 class EngineCoreOutput:
-    """News of one request: exists only with new tokens, events or a finish."""
+    """News of one request: exists only with new tokens, log-probabilities of its prompt, events or a finish."""
 
     key: RequestKey
     new_token_ids: list[int] = field(default_factory=list)
@@ -113,11 +144,16 @@ class EngineCoreOutput:
     # (event, seconds of the engine's monotonic clock)
     events: list[tuple[EventType, float]] = field(default_factory=list)
     prefill: PrefillStats | None = None
+    # One row for each new token.
+    logprobs: PackedLogprobs | None = None
+    # The next rows of the prompt; over all outputs of a request each row comes once, in order.
+    prompt_logprobs: PackedLogprobs | None = None
 
     @property
     def is_plain_token(self) -> bool:
         """One token and nothing else: travels in the parallel arrays of the frame."""
-        return len(self.new_token_ids) == 1 and not self.finish and not self.events and self.prefill is None
+        has_more = self.finish or self.events or self.prefill or self.logprobs or self.prompt_logprobs
+        return len(self.new_token_ids) == 1 and not has_more
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,25 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class LogprobsParams:
+    """Which log-probabilities are wanted: None = none, 0 = of the token itself, k = of the k most likely as well.
+
+    -1 = of the whole vocabulary. `chosen_token_ids` are added to each output position, whatever their rank.
+    """
+
+    num_output: int | None = None
+    num_prompt: int | None = None
+    chosen_token_ids: tuple[int, ...] = ()
+
+    @property
+    def has_output(self) -> bool:
+        return self.num_output is not None or bool(self.chosen_token_ids)
+
+
+NO_LOGPROBS = LogprobsParams()
+
+
 # The detector looks at every pattern length after every token, on the step loop.
 MAX_PATTERN_TOKENS = 256
 
@@ -108,6 +127,7 @@ class Request:
     queue_deadline: float | None = None
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
+    logprobs: LogprobsParams = NO_LOGPROBS
     # Starts with the tokens of a resumed generation; they count as output but are never sent back.
     output_token_ids: list[int] = field(default_factory=list)
 
@@ -120,6 +140,8 @@ class Request:
     # Prompt tokens found in the prefix cache; set at the first scheduling.
     num_cached_tokens: int | None = None
     stop_token_id: int | None = None
+    # Prompt positions whose log-probabilities were sent; a recompute after a preemption brings them again.
+    num_prompt_logprobs: int = 0
     # (event, time) not told to the frontend yet; they travel with the next output.
     events: list[tuple[EventType, float]] = field(default_factory=list)
     # Output tokens this request came with.
@@ -146,6 +168,11 @@ class Request:
     def was_scheduled(self) -> bool:
         """The workers know this request."""
         return self.num_cached_tokens is not None
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Log-probabilities of the prompt are still to come: what is read from the prefix cache has none."""
+        return self.logprobs.num_prompt is not None and self.num_prompt_logprobs < len(self.prompt_token_ids) - 1
 
     def token_ids(self, start: int, end: int) -> list[int]:
         """Known tokens of positions [start, end)."""

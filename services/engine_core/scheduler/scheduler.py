@@ -16,6 +16,7 @@ from engine_core.kv_cache.kv_cache_manager import KVCacheManager
 from engine_core.scheduler.admission import admission_error
 from engine_core.scheduler.counters import SchedulerCounters
 from engine_core.scheduler.deadlines import DEADLINE, QUEUE_TIMEOUT, Deadlines
+from engine_core.scheduler.logprobs import attach_token_rows, new_prompt_rows
 from engine_core.scheduler.output import (
     CachedRequestData,
     EngineCoreOutput,
@@ -218,12 +219,12 @@ class Scheduler:
             # A resumed generation may hit blocks of its own output as well.
             request.num_cached_tokens = min(num_computed_tokens, request.num_prompt_tokens)
             request.events.append((EventType.SCHEDULED, now))
-            plan.add_new(_new_request_data(request, block_ids), num_new_tokens)
+            plan.add_new(NewRequestData.of(request, block_ids), num_new_tokens)
         request.set_status(RequestStatus.RUNNING)
         self._mark_computed(request, num_new_tokens)
 
     def _computed_blocks(self, request: Request) -> list[KVCacheBlock]:
-        if request.bypass_prefix_cache:
+        if request.bypass_prefix_cache or request.needs_whole_prompt:
             return []
         return self.kv_cache_manager.get_computed_blocks(request.block_hashes, request.token_ids, request.num_tokens)
 
@@ -256,10 +257,16 @@ class Scheduler:
         outputs, self._expired_outputs = self._expired_outputs, []
         for key, token_ids in zip(runner_output.keys, runner_output.sampled_token_ids, strict=True):
             request = self.requests.get(key)
-            # A partial prefill samples nothing and has no news.
-            if request is None or not token_ids:
+            if request is None:
                 continue
-            outputs.append(self._update_request(request, token_ids, now))
+            prompt_rows = new_prompt_rows(request, runner_output.prompt_logprobs.get(key))
+            # A partial prefill samples nothing, and has no news but those of its prompt.
+            if not token_ids and prompt_rows is None:
+                continue
+            output = self._update_request(request, token_ids, now) if token_ids else EngineCoreOutput(key)
+            output.prompt_logprobs = prompt_rows
+            attach_token_rows(output, runner_output)
+            outputs.append(output)
         return outputs
 
     def _update_request(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
@@ -330,16 +337,3 @@ class Scheduler:
         if not self.requests and self.kv_cache_manager.pool.num_used:
             found.append(f"no request, but {self.kv_cache_manager.pool.num_used} blocks are in use")
         return found
-
-
-def _new_request_data(request: Request, block_ids: list[int]) -> NewRequestData:
-    return NewRequestData(
-        key=request.key,
-        prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=list(request.output_token_ids),
-        sampling=request.sampling,
-        min_tokens=request.stop.min_tokens,
-        min_tokens_masked_ids=tuple(sorted(request.stop.eos_token_ids | request.stop.stop_token_ids)),
-        block_ids=block_ids,
-        num_computed_tokens=request.num_computed_tokens,
-    )

@@ -13,6 +13,7 @@ from engine_core.model_executor.attention.context import AttentionContext
 from engine_core.model_executor.attention.kv_cache import LayerSpec
 from engine_core.model_executor.attention.layer_probe import LayerProbe
 from engine_core.model_executor.loader import LoadedModel
+from engine_core.model_executor.models.hidden_states import HiddenStates
 from engine_core.model_executor.models.support import require_probed
 from engine_core.model_executor.startup_error import StartupError
 
@@ -23,6 +24,7 @@ class TransformersBackend:
     def __init__(self, model: str, loaded: LoadedModel) -> None:
         self._module = loaded.module
         self._device = loaded.device
+        self._hidden_states = HiddenStates(loaded.module)
         probe = LayerProbe()
         self.vocab_size = self._probe(model, loaded, probe)
         require_probed(model, loaded.config, probe)
@@ -45,6 +47,10 @@ class TransformersBackend:
         logits: torch.Tensor = output.logits[0]
         return logits
 
+    def logits(self, logits_indices: torch.Tensor) -> torch.Tensor:
+        """logits_indices [N] into the tokens of the latest `forward` -> logits [N, vocab_size]; no layer runs again."""
+        return self._hidden_states.logits(logits_indices)
+
     @torch.inference_mode()
     def _probe(self, model: str, loaded: LoadedModel, probe: LayerProbe) -> int:
         architecture = type(loaded.module).__name__
@@ -53,7 +59,8 @@ class TransformersBackend:
         token_ids = torch.zeros(2, dtype=torch.long, device=self._device)
         last = torch.tensor([1], device=self._device)
         try:
-            return self.forward(token_ids, torch.arange(2, device=self._device), last, probe).shape[-1]
+            self.forward(token_ids, torch.arange(2, device=self._device), last, probe)
+            return self.logits(last).shape[-1]
         except Exception as error:
             # A model that does not follow transformers' attention protocol may fail in any way.
             raise StartupError(f"--model {model}: {architecture} can not run on paged attention ({error})") from error

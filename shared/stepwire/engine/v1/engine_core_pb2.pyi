@@ -393,6 +393,9 @@ class EngineCoreRequest(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    LOGPROB_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     AGE_US_FIELD_NUMBER: _builtins.int
@@ -410,6 +413,9 @@ class EngineCoreRequest(_message.Message):
     """At least 1, and prompt plus max_tokens fits max_model_len."""
     min_tokens: _builtins.int
     ignore_eos: _builtins.bool
+    logprobs: _builtins.int
+    """Unset = off, 0 = sampled token, k = k more, -1 = whole vocabulary."""
+    prompt_logprobs: _builtins.int
     cache_salt: _builtins.str
     bypass_prefix_cache: _builtins.bool
     age_us: _builtins.int
@@ -431,6 +437,8 @@ class EngineCoreRequest(_message.Message):
         """The model's end-of-sequence ids. Always sent: below min_tokens they are masked even with ignore_eos."""
 
     @_builtins.property
+    def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
     def repetition_detection(self) -> _common_pb2.StopConditions.RepetitionDetection: ...
     def __init__(
         self,
@@ -444,6 +452,9 @@ class EngineCoreRequest(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ignore_eos: _builtins.bool = ...,
+        logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        logprob_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         cache_salt: _builtins.str = ...,
         bypass_prefix_cache: _builtins.bool = ...,
         age_us: _builtins.int = ...,
@@ -452,11 +463,18 @@ class EngineCoreRequest(_message.Message):
         resume_output_token_ids: _builtins.bytes = ...,
         repetition_detection: _common_pb2.StopConditions.RepetitionDetection | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["repetition_detection", b"repetition_detection", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "repetition_detection", b"repetition_detection", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_us", b"age_us", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "deadline_in_us", b"deadline_in_us", "eos_token_ids", b"eos_token_ids", "handle", b"handle", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_in_us", b"queue_deadline_in_us", "repetition_detection", b"repetition_detection", "request_id", b"request_id", "resume_output_token_ids", b"resume_output_token_ids", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age_us", b"age_us", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "deadline_in_us", b"deadline_in_us", "eos_token_ids", b"eos_token_ids", "handle", b"handle", "ignore_eos", b"ignore_eos", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_in_us", b"queue_deadline_in_us", "repetition_detection", b"repetition_detection", "request_id", b"request_id", "resume_output_token_ids", b"resume_output_token_ids", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___EngineCoreRequest: _TypeAlias = EngineCoreRequest  # noqa: Y015
 
@@ -746,6 +764,7 @@ class Ready(_message.Message):
     DATA_PARALLEL_RANK_FIELD_NUMBER: _builtins.int
     TENSOR_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
     PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     PING_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     PING_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
@@ -782,6 +801,8 @@ class Ready(_message.Message):
     data_parallel_rank: _builtins.int
     tensor_parallel_size: _builtins.int
     pipeline_parallel_size: _builtins.int
+    max_logprobs: _builtins.int
+    """Largest accepted logprobs; -1 = whole vocabulary."""
     ping_interval_ms: _builtins.int
     """How often the frontend should ping, and how long it may wait for a Pong."""
     ping_timeout_ms: _builtins.int
@@ -821,6 +842,7 @@ class Ready(_message.Message):
         data_parallel_rank: _builtins.int = ...,
         tensor_parallel_size: _builtins.int = ...,
         pipeline_parallel_size: _builtins.int = ...,
+        max_logprobs: _builtins.int = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
         ping_interval_ms: _builtins.int = ...,
         ping_timeout_ms: _builtins.int = ...,
@@ -833,7 +855,7 @@ class Ready(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "boot_id", b"boot_id", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "dtype", b"dtype", "engine_id", b"engine_id", "features", b"features", "kv_cache_dtype", b"kv_cache_dtype", "kv_cache_max_concurrency", b"kv_cache_max_concurrency", "kv_cache_tokens", b"kv_cache_tokens", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "model", b"model", "num_blocks", b"num_blocks", "ping_interval_ms", b"ping_interval_ms", "ping_timeout_ms", b"ping_timeout_ms", "pipeline_parallel_size", b"pipeline_parallel_size", "protocol", b"protocol", "resumed", b"resumed", "revision", b"revision", "session_grace_ms", b"session_grace_ms", "state", b"state", "tensor_parallel_size", b"tensor_parallel_size", "tokenizer_sha256", b"tokenizer_sha256", "version", b"version", "vocab_size", b"vocab_size", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "boot_id", b"boot_id", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "dtype", b"dtype", "engine_id", b"engine_id", "features", b"features", "kv_cache_dtype", b"kv_cache_dtype", "kv_cache_max_concurrency", b"kv_cache_max_concurrency", "kv_cache_tokens", b"kv_cache_tokens", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "model", b"model", "num_blocks", b"num_blocks", "ping_interval_ms", b"ping_interval_ms", "ping_timeout_ms", b"ping_timeout_ms", "pipeline_parallel_size", b"pipeline_parallel_size", "protocol", b"protocol", "resumed", b"resumed", "revision", b"revision", "session_grace_ms", b"session_grace_ms", "state", b"state", "tensor_parallel_size", b"tensor_parallel_size", "tokenizer_sha256", b"tokenizer_sha256", "version", b"version", "vocab_size", b"vocab_size", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -900,6 +922,8 @@ class RequestOutput(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     NEW_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
@@ -908,6 +932,14 @@ class RequestOutput(_message.Message):
     @_builtins.property
     def finish(self) -> Global___Finish:
         """Exactly one for each handle, on its last output."""
+
+    @_builtins.property
+    def logprobs(self) -> Global___Logprobs:
+        """One row for each new token."""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___Logprobs:
+        """Rows of the prompt chunk just computed."""
 
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]: ...
@@ -921,12 +953,14 @@ class RequestOutput(_message.Message):
         handle: _builtins.int = ...,
         new_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         finish: Global___Finish | None = ...,
+        logprobs: Global___Logprobs | None = ...,
+        prompt_logprobs: Global___Logprobs | None = ...,
         events: _abc.Iterable[Global___Event] | None = ...,
         prefill: Global___PrefillStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "prefill", b"prefill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "finish", b"finish", "handle", b"handle", "new_token_ids", b"new_token_ids", "prefill", b"prefill"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "finish", b"finish", "handle", b"handle", "logprobs", b"logprobs", "new_token_ids", b"new_token_ids", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -995,6 +1029,39 @@ class Finish(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
 
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
+
+@_typing.final
+class Logprobs(_message.Message):
+    """Log-probabilities as parallel arrays of `width` entries for each position, the sampled token first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WIDTH_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    width: _builtins.int
+    token_ids: _builtins.bytes
+    """Little-endian uint32, positions x width."""
+    logprobs: _builtins.bytes
+    """Little-endian float32, positions x width."""
+    ranks: _builtins.bytes
+    """Little-endian uint32, one for each position: 1-based rank of the sampled token."""
+    def __init__(
+        self,
+        *,
+        width: _builtins.int = ...,
+        token_ids: _builtins.bytes = ...,
+        logprobs: _builtins.bytes = ...,
+        ranks: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "ranks", b"ranks", "token_ids", b"token_ids", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):
