@@ -12,8 +12,10 @@ from frontend.detokenizer import Detokenizer
 from frontend.engine_outputs import EngineFinish, EngineFinishReason, EngineOutput
 from frontend.generation_events import FinishReason, StopMatch
 from frontend.input_processor.processed_request import ProcessedRequest
+from frontend.logprobs import HeldLogprobs
 from frontend.stop_strings import HeldTokens, StopHit, StopMatcher
 from frontend.tokenizer import Tokenizer
+from stepwire.packed_logprobs import PackedLogprobs
 
 # Resumed tokens are replayed only as far back as an unfinished character and a stop string can reach, and some more
 # because tokens may have no text.
@@ -39,6 +41,8 @@ class ChoiceNews:
     num_billed: int
     reason: FinishReason | None = None
     stop_match: StopMatch | None = None
+    # One row for each of the `num_tokens` tokens.
+    logprobs: PackedLogprobs | None = None
 
 
 class ChoiceState:
@@ -58,6 +62,7 @@ class ChoiceState:
             StopMatcher(request.stop_strings, include_stop=request.include_stop) if request.stop_strings else None
         )
         self._held = HeldTokens(self._matcher.num_held_chars if self._matcher else 0)
+        self._logprobs = HeldLogprobs(request.output.logprobs_width) if request.output.has_logprobs else None
         self._include_stop = request.include_stop
         self._num_resumed = len(request.resume_output_token_ids)
         # The echo opens the first delta; a resumed stream has had it.
@@ -79,6 +84,8 @@ class ChoiceState:
     def process(self, output: EngineOutput) -> ChoiceNews:
         """Take the news of one step. Must not be called again once it returned a reason."""
         num_before = self._num_tokens
+        if self._logprobs is not None:
+            self._logprobs.append(output.logprobs, len(output.new_token_ids))
         finish = output.finish
         visible, num_hidden = self._split_stop_token(output.new_token_ids, finish)
         hit = self._feed_all(visible)
@@ -145,11 +152,13 @@ class ChoiceState:
             reason, stop_match = _REASONS[output.finish.reason], self._token_match(output)
         text, token_ids = self._held.release() if reason is None else self._held.drain()
         num_tokens = len(token_ids)
+        # Hidden and dropped tokens are the last ones: what is shown is always the beginning of what is held.
+        logprobs = self._logprobs.take(num_tokens) if self._logprobs is not None else None
         if not self._output.token_ids:
             token_ids = []
         if self._echo_text is not None and (text or token_ids or reason):
             text, token_ids = self._with_echo(text, token_ids)
-        return ChoiceNews(text, token_ids, num_tokens, num_billed, reason, stop_match)
+        return ChoiceNews(text, token_ids, num_tokens, num_billed, reason, stop_match, logprobs)
 
     def _token_match(self, output: EngineOutput) -> StopMatch | None:
         finish, token_ids = output.finish, output.new_token_ids

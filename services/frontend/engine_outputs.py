@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepwire.errors import StepwireError
+from stepwire.packed_logprobs import PackedLogprobs
 
 
 class EngineFinishReason(enum.Enum):
@@ -55,3 +56,7 @@ class EngineOutput:
     # Prompt tokens found in the prefix cache; on the first scheduling only.
     cached_prompt_tokens: int | None = None
     monotonic_ns: int = 0
+    # One row for each new token.
+    logprobs: PackedLogprobs | None = None
+    # The next rows of the prompt.
+    prompt_logprobs: PackedLogprobs | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from stepwire.packed_logprobs import PackedLogprobs
+
 
 class FinishReason(enum.Enum):
     """Why a choice ended. There is no error value: an error ends the whole request as an exception."""
@@ -30,6 +32,17 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptReady:
+    """The prefill has ended and log-probabilities of the prompt were asked for. Comes at most once, after Admitted.
+
+    `logprobs` are the rows of all prompt tokens but the first, in parts.
+    """
+
+    logprobs: tuple[PackedLogprobs, ...]
+    cached_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceDelta:
     """New output of one choice since its last delta; never cumulative.
 
@@ -40,6 +53,8 @@ class ChoiceDelta:
     text: str
     token_ids: tuple[int, ...]
     num_tokens: int
+    # If asked for: one row for each output token, `num_tokens` of them.
+    logprobs: PackedLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +67,7 @@ class ChoiceFinished:
     num_output_tokens: int
 
 
-CollectorItem = Admitted | ChoiceDelta | ChoiceFinished
+CollectorItem = Admitted | PromptReady | ChoiceDelta | ChoiceFinished
 
 
 @dataclass(frozen=True, slots=True)

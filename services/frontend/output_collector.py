@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, CollectorItem, Timings, Usage
+from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, CollectorItem, PromptReady, Timings, Usage
 from frontend.request_stats import RequestStats
 from stepwire.errors import StepwireError
+from stepwire.packed_logprobs import PackedLogprobs
 
 _BYTES_PER_TOKEN_ID = 4
 
@@ -30,6 +31,7 @@ class _Slot:
     ripe_since: float | None = None
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PackedLogprobs] = field(default_factory=list)
     num_tokens: int = 0
     num_bytes: int = 0
     finished: ChoiceFinished | None = None
@@ -57,6 +59,7 @@ class OutputCollector:
         # Choices whose first delta was handed out.
         self._started: set[int] = set()
         self._admission: Admitted | None = None
+        self._prompt: PromptReady | None = None
         self._is_admitted = False
         self._error: StepwireError | None = None
         self._num_finished = 0
@@ -96,11 +99,23 @@ class OutputCollector:
         self._admission = Admitted()
         self._event.set()
 
-    def push(self, choice: int, text: str, token_ids: list[int], num_tokens: int) -> None:
+    def put_prompt(self, prompt: PromptReady) -> None:
+        """Given out before any output that follows. Its size was bounded when the request came in."""
+        self._prompt = prompt
+        self._event.set()
+
+    def push(
+        self,
+        choice: int,
+        text: str,
+        token_ids: list[int],
+        num_tokens: int,
+        logprobs: PackedLogprobs | None = None,
+    ) -> None:
         """Add output of a choice; text and ids may be empty while `num_tokens` counts."""
         slot = self._slot(choice)
         slot.num_tokens += num_tokens
-        if not text and not token_ids:
+        if not text and not token_ids and logprobs is None:
             return
         is_first = slot.since is None
         if is_first:
@@ -111,6 +126,9 @@ class OutputCollector:
         slot.pieces.append(text)
         slot.token_ids.extend(token_ids)
         num_bytes = len(text.encode()) + _BYTES_PER_TOKEN_ID * len(token_ids)
+        if logprobs is not None:
+            slot.logprobs.append(logprobs)
+            num_bytes += logprobs.num_bytes
         slot.num_bytes += num_bytes
         self._unread_bytes += num_bytes
         # The first part starts the delay of its chunk, which the handler has to watch.
@@ -188,6 +206,9 @@ class OutputCollector:
         if self._admission is not None:
             items.append(self._admission)
             self._admission = None
+        if self._prompt is not None:
+            items.append(self._prompt)
+            self._prompt = None
         for choice in [choice for choice, slot in self._slots.items() if self._ripe_time(slot) is not None]:
             self._take_slot(choice, self._slots.pop(choice), items)
         return items
@@ -196,7 +217,9 @@ class OutputCollector:
         self._unread_bytes -= slot.num_bytes
         if slot.pieces:
             self._started.add(choice)
-            items.append(ChoiceDelta(choice, "".join(slot.pieces), tuple(slot.token_ids), slot.num_tokens))
+            logprobs = PackedLogprobs.join(slot.logprobs) if slot.logprobs else None
+            text, token_ids = "".join(slot.pieces), tuple(slot.token_ids)
+            items.append(ChoiceDelta(choice, text, token_ids, slot.num_tokens, logprobs))
         if slot.finished is not None:
             self._num_finished += 1
             items.append(slot.finished)

@@ -16,6 +16,7 @@ from frontend.choice_state import ChoiceState
 from frontend.engine_outputs import EngineFinishReason, EngineOutput
 from frontend.generation_events import ChoiceFinished
 from frontend.input_processor.processed_request import ProcessedRequest
+from frontend.logprobs import PromptLogprobs
 from frontend.output_collector import OutputCollector
 from frontend.parallel_sampling import RequestState
 from frontend.request_stats import RequestStats
@@ -72,7 +73,7 @@ class OutputProcessor:
             max_chunk_delay_s=request.output.max_chunk_delay_s,
             clock=self._clock,
         )
-        state = RequestState(request.request_id, handles, collector, stats)
+        state = RequestState(request.request_id, handles, collector, stats, _prompt_logprobs(request, handles[0]))
         first = ChoiceState(request, 0, self._tokenizer)
         others = [ChoiceState(request, choice, self._tokenizer, first) for choice in range(1, len(handles))]
         self._requests[collector] = state
@@ -146,10 +147,11 @@ class OutputProcessor:
             return
         # Any news but a refusal means that the engine has queued it.
         state.note_admitted(output.handle)
+        state.note_prompt(output)
         news = choice.process(output)
         state.stats.add_completion_tokens(news.num_billed)
         if news.text or news.token_ids or news.num_tokens:
-            state.collector.push(choice.choice, news.text, news.token_ids, news.num_tokens)
+            state.collector.push(choice.choice, news.text, news.token_ids, news.num_tokens, news.logprobs)
         if news.reason is not None:
             self._drop(state, output.handle)
             if output.finish is None:
@@ -174,6 +176,11 @@ class OutputProcessor:
     def _drop(self, state: RequestState, handle: int) -> None:
         state.live_handles.discard(handle)
         del self._choices[handle]
+
+
+def _prompt_logprobs(request: ProcessedRequest, handle: int) -> PromptLogprobs | None:
+    num_top = request.output.num_prompt_logprobs
+    return None if num_top is None else PromptLogprobs(handle, len(request.prompt_token_ids), 1 + num_top)
 
 
 def _error_of(output: EngineOutput) -> StepwireError:

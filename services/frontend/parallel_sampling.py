@@ -6,6 +6,8 @@ Owned by the output processor, on the event loop. A child ends alone; an error e
 from __future__ import annotations
 
 from frontend.engine_outputs import EngineFinishReason, EngineOutput
+from frontend.generation_events import PromptReady
+from frontend.logprobs import PromptLogprobs
 from frontend.output_collector import OutputCollector
 from frontend.request_stats import RequestStats
 
@@ -13,10 +15,18 @@ from frontend.request_stats import RequestStats
 class RequestState:
     """The parent of the choices of one request."""
 
-    def __init__(self, request_id: str, handles: list[int], collector: OutputCollector, stats: RequestStats) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        handles: list[int],
+        collector: OutputCollector,
+        stats: RequestStats,
+        prompt_logprobs: PromptLogprobs | None = None,
+    ) -> None:
         self.request_id = request_id
         self.collector = collector
         self.stats = stats
+        self._prompt_logprobs = prompt_logprobs
         # Handles that have had no end yet.
         self.live_handles = set(handles)
         # An Abort call asked for the end: ABORTED is then an answer and no failure.
@@ -29,6 +39,12 @@ class RequestState:
             self._waiting_for_admission.remove(handle)
             if not self._waiting_for_admission:
                 self.collector.admit()
+
+    def note_prompt(self, output: EngineOutput) -> None:
+        """Collect what is about the prompt; the caller gets it once it is complete."""
+        parts = self._prompt_logprobs.take(output) if self._prompt_logprobs is not None else None
+        if parts is not None:
+            self.collector.put_prompt(PromptReady(tuple(parts), self.stats.usage.cached_prompt_tokens))
 
     def take_live_handles(self) -> list[int]:
         """All handles still live in the engine; none is left afterwards."""

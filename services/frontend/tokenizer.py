@@ -14,6 +14,7 @@ from pathlib import Path
 import tokenizers
 
 from frontend.generation_config import GenerationDefaults, read_defaults, read_eos_token_ids
+from frontend.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Tokenizer:
         # No token stands for more bytes of text than this; an over-estimate for byte-level vocabularies.
         self.max_token_bytes = max((len(token.encode()) for token in vocab), default=1)
         added = backend.get_added_tokens_decoder()
+        self._token_bytes = TokenBytes(backend)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @classmethod
@@ -80,6 +82,10 @@ class Tokenizer:
     def decode_batch(self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
         """Text of each id list, as `decode` gives it."""
         return self._backend.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Exactly what the token stands for, which need not be text; empty for an id without a token."""
+        return self._token_bytes.of(token_id)
 
 
 def _load_backend(directory: Path) -> tokenizers.Tokenizer:

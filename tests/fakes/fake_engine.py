@@ -53,6 +53,7 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
             num_blocks=1 + max_model_len // 4,
             kv_cache_tokens=max_model_len * 4,
             max_num_seqs=64,
+            max_logprobs=20,
             max_num_batched_tokens=2048,
             max_queued_requests=1024,
             max_queued_tokens=1_000_000,

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
+from fakes.fake_logprobs import fake_rows
 from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2 as pb
+from stepwire.packed_logprobs import PackedLogprobs
 from stepwire.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -227,7 +229,9 @@ class FakeEngineSession:
                 continue
             if output.HasField("finish"):
                 del self.live[handle]
-            is_plain = len(output.new_token_ids) == 1 and not (output.events or output.HasField("finish"))
+            is_plain = len(output.new_token_ids) == 1 and not (
+                output.events or output.HasField("finish") or output.HasField("logprobs")
+            )
             if is_plain:
                 handles.append(handle)
                 token_ids.append(output.new_token_ids[0])
@@ -259,6 +263,7 @@ class FakeEngineSession:
             live.queue_deadline = float("inf")
             for kind in (pb.EVENT_TYPE_SCHEDULED, pb.EVENT_TYPE_FIRST_TOKEN):
                 output.events.add(type=kind, monotonic_ns=time.monotonic_ns())
+            _add_prompt_logprobs(live, output)
             output.prefill.CopyFrom(pb.PrefillStats(prompt_tokens=len(live.prompt), computed_tokens=len(live.prompt)))
         for _ in range(self._engine.tokens_per_step):
             token_id = live.prompt[live.num_output % len(live.prompt)]
@@ -267,7 +272,8 @@ class FakeEngineSession:
             finish = _stop(live.request, token_id, live.num_output)
             if finish is not None:
                 output.finish.CopyFrom(finish)
-                return
+                break
+        _add_token_logprobs(live, output)
 
     # Engine to frontend.
 
@@ -297,6 +303,23 @@ class FakeEngineSession:
             stats=stats,
         )
         return pb.ConnectResponse(outputs=batch)
+
+
+def _add_prompt_logprobs(live: _Live, output: pb.RequestOutput) -> None:
+    if live.request.HasField("prompt_logprobs") and len(live.prompt) > 1:
+        output.prompt_logprobs.CopyFrom(_wire(fake_rows(live.prompt[1:], 1, live.request.prompt_logprobs)))
+
+
+def _add_token_logprobs(live: _Live, output: pb.RequestOutput) -> None:
+    request = live.request
+    if request.HasField("logprobs") or request.logprob_token_ids:
+        first = len(live.prompt) + live.num_output - len(output.new_token_ids)
+        rows = fake_rows(output.new_token_ids, first, request.logprobs, request.logprob_token_ids)
+        output.logprobs.CopyFrom(_wire(rows))
+
+
+def _wire(rows: PackedLogprobs) -> pb.Logprobs:
+    return pb.Logprobs(width=rows.width, token_ids=rows.token_ids, logprobs=rows.logprobs, ranks=rows.ranks)
 
 
 def _stop(request: pb.EngineCoreRequest, token_id: int, num_output: int) -> pb.Finish | None:

@@ -13,7 +13,7 @@ from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import FailureCallback, ModelInfo
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import LogprobsParams, RequestKey
-from fakes.fake_logprobs import fake_prompt, fake_sampled
+from fakes.worker_logprobs import fake_prompt, fake_sampled
 
 VOCAB_SIZE = 512
 # A prompt that starts with one of these makes the step fail or hang; for tests of death and of the watchdog.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from engine_core.scheduler.output import PromptLogprobs
-from engine_core.scheduler.request import LogprobsParams
 from stepwire.packed_logprobs import PackedLogprobs
 
 
@@ -21,18 +19,3 @@ def fake_rows(
         values.extend([-float(position), *(-position - (place + 1) / 8 for place in range(len(others)))])
     width = 1 + num_top + len(chosen)
     return PackedLogprobs(width, ids.tobytes(), values.tobytes(), array("I", [2] * len(token_ids)).tobytes())
-
-
-def fake_sampled(params: LogprobsParams, token_id: int, position: int) -> PackedLogprobs | None:
-    """What a worker adds to a sampled token."""
-    if not params.has_output:
-        return None
-    return fake_rows([token_id], position, params.num_output or 0, params.chosen_token_ids)
-
-
-def fake_prompt(params: LogprobsParams, prompt: Sequence[int], start: int, end: int) -> PromptLogprobs | None:
-    """What a worker that computes the positions [start, end) adds for the prompt tokens after them."""
-    end = min(end, len(prompt) - 1)
-    if params.num_prompt is None or start >= end:
-        return None
-    return PromptLogprobs(start, fake_rows(prompt[start + 1 : end + 1], start + 1, params.num_prompt))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from engine_core.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import RequestKey
-from fakes.fake_logprobs import fake_prompt, fake_sampled
+from fakes.worker_logprobs import fake_prompt, fake_sampled
 
 # The next token of a request, from what it was added with and all its known tokens.
 NextToken = Callable[[NewRequestData, list[int]], int]

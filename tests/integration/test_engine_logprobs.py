@@ -68,7 +68,7 @@ def test_payloads_above_64_kib_back_to_back_arrive_byte_by_byte(engine: RunningE
         assert of_prompt == fake_rows(prompt[1:], 1, 100)
         assert of_prompt.num_bytes > 3 * 65536
     biggest = max(frame.ByteSize() for frame in stream.frames)
-    assert 65536 < biggest
+    assert biggest > 65536
 
 
 def test_rows_of_a_prompt_are_cut_into_frames_of_4_mib(engine: RunningEngine) -> None:

@@ -66,9 +66,9 @@ async def test_unknown_model_is_not_found(frontend: RunningFrontend):
 
 
 async def test_unsupported_option_is_unimplemented_and_named(frontend: RunningFrontend):
-    failure = await failure_of(frontend.generation.Generate(request(output=common_pb2.OutputOptions(logprobs=1))))
+    failure = await failure_of(frontend.generation.Generate(request(priority=1)))
     assert (failure.code, failure.reason) == (Code.UNIMPLEMENTED, "UNSUPPORTED_FEATURE")
-    assert "output.logprobs" in failure.message
+    assert "priority" in failure.message
 
 
 async def test_request_id_in_flight_already_exists(frontend: RunningFrontend, engine: FakeEngine):

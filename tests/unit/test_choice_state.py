@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.fake_logprobs import fake_rows
 from fakes.small_tokenizer import END, byte_ids, byte_level_tokenizer
 from fakes.text_requests import finish, make_request, tokens
 from frontend.choice_state import ChoiceState
@@ -128,6 +130,58 @@ def test_ids_and_text_of_every_delta_agree(text, has_stop) -> None:
         if news.reason is None:
             assert TOKENIZER.decode(news.token_ids) == news.text
             assert news.num_tokens == len(news.token_ids)
+
+
+# --- log-probabilities ---
+def with_rows(output: EngineOutput, first_position: int) -> EngineOutput:
+    return replace(output, logprobs=fake_rows(output.new_token_ids, first_position, 1))
+
+
+@given(byte_texts, st.lists(st.text(alphabet="aé😀S", min_size=1, max_size=3), max_size=2), st.data())
+def test_rows_ids_and_text_of_every_delta_agree(text, stops, data) -> None:
+    """Whatever is held back, cut or hidden: the rows of a delta are those of its ids."""
+    token_ids = ids(text)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(token_ids)), max_size=6)))
+    has_ids, has_text = data.draw(st.booleans()), data.draw(st.booleans()) or bool(stops)
+    options = {"token_ids": True, "text": has_text, "num_logprobs": 1}
+    choice = choice_of(stop_strings=tuple(stops), output=options)
+    twin = choice_of(stop_strings=tuple(stops), output={**options, "token_ids": has_ids})
+    end = data.draw(st.sampled_from([finish(1, LENGTH), finish(1, STOP, 0)]))
+    borders = [0, *cuts, len(token_ids)]
+    outputs = [tokens(1, *token_ids[a:b]) for a, b in itertools.pairwise(borders)]
+    position, given = 0, 0
+    for output in (*outputs, end):
+        output = with_rows(output, position)
+        position += len(output.new_token_ids)
+        news = choice.process(output)
+        assert twin.process(output).logprobs == news.logprobs
+        assert news.logprobs == (fake_rows(news.token_ids, given, 1) if news.token_ids else None)
+        given += len(news.token_ids)
+        if news.reason is not None:
+            break
+    assert news.reason is not None
+
+
+def test_rows_are_not_looked_for_unless_asked() -> None:
+    assert choice_of().process(tokens(1, *ids("ab"))).logprobs is None
+
+
+def test_a_kept_stop_token_keeps_its_row() -> None:
+    choice = choice_of(include_stop=True, output={"logprob_token_ids": (7,)})
+    rows = fake_rows([*ids("a"), 0], 0, 0, (7,))
+    assert choice.process(replace(finish(1, STOP, *ids("a"), 0), logprobs=rows)).logprobs == rows
+
+
+def test_echoed_prompt_ids_have_no_rows() -> None:
+    choice = choice_of(prompt_token_ids=ids("hi "), prompt_text="hi ", output={"num_logprobs": 1})
+    news = choice.process(with_rows(tokens(1, *ids("you")), 3))
+    assert news.token_ids == ids("hi you")
+    assert news.logprobs == fake_rows(ids("you"), 3, 1)
+
+
+def test_tokens_without_the_rows_that_were_asked_for_are_an_error() -> None:
+    with pytest.raises(ValueError, match="without log-probabilities"):
+        choice_of(output={"num_logprobs": 0}).process(tokens(1, *ids("a")))
 
 
 # --- min_tokens ---

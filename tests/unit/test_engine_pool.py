@@ -25,7 +25,8 @@ def facts(engine_id: str, **changes: object) -> EngineFacts:
         "engine_id": engine_id, "boot_id": "b", "model": "m", "revision": "", "tokenizer_sha256": "t",
         "max_model_len": 100, "vocab_size": 10, "architecture": "FakeForCausalLM", "dtype": "float32",
         "block_size": 16, "kv_cache_tokens": 1000,
-        "max_num_seqs": 8, "version": "1", "weight_version": "", "ping_interval_s": 5.0, "ping_timeout_s": 15.0,
+        "max_num_seqs": 8, "max_logprobs": 20,
+        "version": "1", "weight_version": "", "ping_interval_s": 5.0, "ping_timeout_s": 15.0,
         "state": EngineState.RUNNING,
     }  # fmt: skip
     return EngineFacts(**{**values, **changes})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from fakes.fake_logprobs import fake_rows
 from frontend.abort_kind import AbortKind
 from frontend.engine_client import wire
-from frontend.engine_client.engine_facts import EngineState
+from frontend.engine_client.engine_facts import EngineState, strictest
 from frontend.engine_outputs import EngineEvent, EngineFinishReason
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.errors import InvalidRequestError, OverloadedError, RequestFailedError, UnavailableError
@@ -46,6 +47,24 @@ def test_end_of_sequence_has_no_stop_token():
     assert converted.finish is not None
     assert converted.finish.stop_token_id is None
     assert converted.cached_prompt_tokens is None
+
+
+def test_rows_arrive_as_they_were_packed():
+    rows, prompt = fake_rows([30, 31], 5, 2), fake_rows([9], 1, 0)
+    packed = [
+        pb.Logprobs(width=r.width, token_ids=r.token_ids, logprobs=r.logprobs, ranks=r.ranks) for r in (rows, prompt)
+    ]
+    output = pb.RequestOutput(handle=3, new_token_ids=[30, 31], logprobs=packed[0], prompt_logprobs=packed[1])
+    (converted,) = wire.to_outputs(pb.EngineCoreOutputs(outputs=[output]))
+    assert (converted.logprobs, converted.prompt_logprobs) == (rows, prompt)
+    (plain,) = wire.to_outputs(pb.EngineCoreOutputs(outputs=[pb.RequestOutput(handle=3)]))
+    assert (plain.logprobs, plain.prompt_logprobs) == (None, None)
+
+
+@pytest.mark.parametrize(("limits", "expected"), [([20, 5], 5), ([-1, 7], 7), ([-1, -1], -1), ([0, 20], 0)], ids=str)
+def test_the_strictest_limit_of_log_probabilities_holds(limits: list[int], expected: int):
+    every = [wire.to_facts(pb.Ready(max_logprobs=limit)) for limit in limits]
+    assert strictest(every[0], every[1:]).max_logprobs == expected
 
 
 def test_arrays_of_different_length_are_refused():

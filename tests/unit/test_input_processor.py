@@ -157,7 +157,7 @@ REFUSALS = [
     ({"output": {"logprobs": -2}}, "output.logprobs", "-2 is neither -1 nor at least 0"),
     ({"output": {"promptLogprobs": -1}}, "output.prompt_logprobs", "-1 asks for 293, at most 20"),
     ({"output": {"logprobTokenIds": [999]}}, "output.logprob_token_ids[0]", "token id 999 is outside 0..292"),
-    ({"output": {"logprobTokenIds": [999] * 294}}, "output.logprob_token_ids", "294 token ids, at most 293"),
+    ({"output": {"logprobTokenIds": list(range(129))}}, "output.logprob_token_ids", "129 token ids, at most 128"),
     ({"text": ""}, "text", "the prompt is empty"),
     ({"token_ids": {"ids": []}}, "token_ids.ids", "the prompt is empty"),
     ({"token_ids": {"ids": [1, 293]}}, "token_ids.ids[1]", "token id 293 is outside 0..292"),
@@ -235,9 +235,6 @@ async def test_only_the_first_violations_are_collected(processor) -> None:
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
-        ({"output": {"logprobs": 0}}, ["output.logprobs"]),
-        ({"output": {"promptLogprobs": 1}}, ["output.prompt_logprobs"]),
-        ({"output": {"logprobTokenIds": [1]}}, ["output.logprob_token_ids"]),
         (
             {"output": {"spacesBetweenSpecialTokens": False, "skipSpecialTokens": False}},
             ["output.spaces_between_special_tokens"],
@@ -331,6 +328,43 @@ async def test_stop_parts_go_where_they_belong(processor) -> None:
 async def test_repetition_detection_of_no_tokens_is_off(processor) -> None:
     processed = await process(processor, stop={"repetitionDetection": {"maxPatternTokens": 0, "minRepeats": 0}})
     assert not processed.template.HasField("repetition_detection")
+
+
+# --- log-probabilities ---
+async def test_log_probabilities_go_to_the_engine_and_stay_known(processor) -> None:
+    processed = await process(processor, output={"logprobs": 3, "promptLogprobs": 0, "logprobTokenIds": [9, 7, 9]})
+    output, template = processed.output, processed.template
+    assert (output.num_logprobs, output.num_prompt_logprobs, output.logprob_token_ids) == (3, 0, (7, 9))
+    assert (output.has_logprobs, output.logprobs_width) == (True, 6)
+    assert (template.logprobs, template.prompt_logprobs, list(template.logprob_token_ids)) == (3, 0, [7, 9])
+    assert template.HasField("prompt_logprobs")
+
+
+async def test_without_log_probabilities_the_engine_is_asked_for_none(processor) -> None:
+    processed = await process(processor)
+    assert not processed.output.has_logprobs
+    assert not processed.template.HasField("logprobs")
+    assert not processed.template.HasField("prompt_logprobs")
+
+
+async def test_the_whole_vocabulary_needs_the_operator(processor) -> None:
+    processor.facts = replace(FACTS, max_logprobs=-1)
+    processed = await process(processor, output={"logprobs": -1, "promptLogprobs": 293})
+    assert (processed.output.num_logprobs, processed.template.logprobs) == (293, 293)
+    assert processed.output.num_prompt_logprobs == 293
+    processor.facts = replace(FACTS, max_logprobs=0)
+    assert (await process(processor, output={"logprobs": 0})).output.num_logprobs == 0
+    assert (await refused(processor, output={"logprobs": 1})).violations[0].field == "output.logprobs"
+
+
+async def test_more_of_a_prompt_than_one_message_holds_is_refused(processor) -> None:
+    processor.facts = ModelFacts("small", 100_000, 293, max_logprobs=20)
+    fits = await process(processor, token_ids={"ids": [5] * 47_619}, output={"promptLogprobs": 20})
+    assert fits.output.num_prompt_logprobs == 20
+    error = await refused(processor, token_ids={"ids": [5] * 47_620}, output={"promptLogprobs": 20})
+    [violation] = error.violations
+    assert violation.field == "output.prompt_logprobs"
+    assert violation.description == "1000020 entries for 47620 prompt tokens, at most 1000000 are allowed"
 
 
 # --- lengths ---

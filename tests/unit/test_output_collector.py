@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, FinishReason
+from fakes.fake_logprobs import fake_rows
+from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, FinishReason, PromptReady
 from frontend.output_collector import OutputCollector
 from frontend.request_stats import RequestStats
 from stepwire.errors import RequestFailedError, UnavailableError
@@ -233,3 +234,36 @@ async def test_the_delay_of_a_chunk_ends_without_further_tokens() -> None:
     await collector.next()
     collector.push(0, "b", [2], 1)
     assert await collector.next() == [ChoiceDelta(0, "b", (2,), 1)]
+
+
+# --- log-probabilities ---
+async def test_rows_merge_with_their_deltas_and_count_as_unread(clock) -> None:
+    collector = make(clock)
+    collector.admit()
+    collector.push(0, "a", [1], 1, fake_rows([1], 0, 2))
+    # A token whose text is hidden and whose id was not asked for.
+    collector.push(0, "", [], 1, fake_rows([2], 1, 2))
+    assert collector.unread_bytes == len("a") + 4 + fake_rows([1, 2], 0, 2).num_bytes
+    assert await collector.next() == [Admitted(), ChoiceDelta(0, "a", (1,), 2, fake_rows([1, 2], 0, 2))]
+    assert collector.unread_bytes == 0
+
+
+async def test_the_prompt_comes_after_admission_and_before_output(clock) -> None:
+    collector = make(clock)
+    ready = PromptReady((fake_rows([5], 1, 0),), 0)
+    collector.put_prompt(ready)
+    collector.push(0, "a", [1], 1)
+    reader = asyncio.create_task(collector.next())
+    assert await is_blocked(reader)
+    collector.admit()
+    assert await reader == [Admitted(), ready, ChoiceDelta(0, "a", (1,), 1)]
+
+
+async def test_the_prompt_alone_wakes_the_reader(clock) -> None:
+    collector = make(clock)
+    collector.admit()
+    await collector.next()
+    reader = asyncio.create_task(collector.next())
+    assert await is_blocked(reader)
+    collector.put_prompt(PromptReady((), 3))
+    assert await reader == [PromptReady((), 3)]

@@ -7,11 +7,12 @@ import time
 
 import pytest
 
+from fakes.fake_logprobs import fake_rows
 from fakes.small_tokenizer import byte_ids, byte_level_tokenizer
 from fakes.text_requests import AbortLog, finish, make_request, queued, tokens
 from frontend.abort_kind import AbortKind
 from frontend.engine_outputs import EngineEvent, EngineFinish, EngineFinishReason, EngineOutput
-from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, FinishReason, StopMatch
+from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, FinishReason, PromptReady, StopMatch
 from frontend.output_processor import SLICE, OutputProcessor
 from stepwire.errors import EngineDeadError, InvalidRequestError, OverloadedError, RequestFailedError, UnavailableError
 
@@ -369,3 +370,27 @@ async def test_a_plain_token_costs_microseconds(world) -> None:
     # Well above what it takes, so that only a real regression fails.
     assert cost_s < 100e-6
     assert all(collector.unread_bytes == 500 for collector in collectors)
+
+
+# --- log-probabilities ---
+async def test_the_prompt_is_given_once_with_what_the_cache_had(world) -> None:
+    collector = world.add(7, 8, prompt_token_ids=[50, 51, 52], output={"num_prompt_logprobs": 1})
+    await world.take(queued(7), queued(8), EngineOutput(7, prompt_logprobs=fake_rows([51], 1, 1)))
+    assert await collector.next() == [Admitted()]
+    first = EngineOutput(7, tuple(ids("a")), cached_prompt_tokens=0, prompt_logprobs=fake_rows([52], 2, 1))
+    await world.take(EngineOutput(8, tuple(ids("b")), cached_prompt_tokens=2), first)
+    items = await collector.next()
+    assert items[0] == PromptReady((fake_rows([51], 1, 1), fake_rows([52], 2, 1)), 2)
+    await world.take(finish(7, LENGTH), finish(8, LENGTH))
+    assert not any(isinstance(item, PromptReady) for item in await read_all(collector))
+
+
+async def test_rows_that_do_not_fit_fail_their_request_alone(world) -> None:
+    bad = world.add(1, output={"num_logprobs": 1})
+    good = world.add(2)
+    await world.take(queued(1), queued(2), tokens(1, *ids("a")), finish(2, LENGTH, *ids("b")))
+    with pytest.raises(RequestFailedError) as caught:
+        await read_all(bad)
+    assert caught.value.reason == "OUTPUT_PROCESSING"
+    assert text_of(await read_all(good)) == "b"
+    assert world.aborts.calls == [([1], AbortKind.FRONTEND_ERROR)]

@@ -44,3 +44,16 @@ def test_output_of_a_text_cut_anywhere_is_its_end(tokenizer, text, cut) -> None:
 @settings(deadline=None)
 def test_any_stream_equals_a_full_decode(tokenizer, ids) -> None:
     assert pieces_of(tokenizer, [], ids) == tokenizer.decode(ids)
+
+
+@given(ids=st.lists(st.integers(0, 49151), max_size=60))
+@settings(deadline=None)
+def test_bytes_of_tokens_join_to_what_a_full_decode_says(tokenizer, ids) -> None:
+    joined = b"".join(map(tokenizer.token_bytes, ids))
+    assert joined.decode("utf-8", "replace") == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_every_token_of_the_vocabulary_has_bytes(tokenizer) -> None:
+    for token_id in range(tokenizer.max_token_id + 1):
+        text = tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+        assert text == tokenizer.decode([token_id], skip_special_tokens=False)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import TypeVar
 
 import grpc.aio
 
 from frontend.api.answering import Context, answers_errors, caller_of, request_id_of
 from frontend.api.generation_messages import UnaryAnswer, to_message
+from frontend.api.logprobs_messages import MAX_ENTRIES_ON_LOOP, num_entries
 from frontend.generation import ClientGoneError, Generation
-from frontend.generation_events import ChoiceDelta, ChoiceFinished
+from frontend.generation_events import ChoiceDelta, ChoiceFinished, CollectorItem
 from frontend.input_processor import ProcessedRequest
 from frontend.llm_frontend import LLMFrontend
 from stepwire.v1 import generation_service_pb2 as pb
 from stepwire.v1 import generation_service_pb2_grpc as pb_grpc
+
+Message = TypeVar("Message")
 
 
 class GenerationService(pb_grpc.GenerationServiceServicer):
@@ -28,11 +34,11 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         request_id = request_id_of(request.request_id, context)
         async with self._open(request_id, context) as generation:
             processed = await _submit(generation, request, context)
-            answer = UnaryAnswer(processed.num_choices)
+            answer = UnaryAnswer(generation, processed)
             while items := await generation.next():
-                answer.add(items)
+                await _convert(items, partial(answer.add, items))
         await _to_client(context.send_initial_metadata(_headers(generation)))
-        return answer.build(generation, processed)
+        return answer.build()
 
     @answers_errors
     async def GenerateStream(  # type: ignore[override]  # the stubs know the generator style only
@@ -69,12 +75,20 @@ async def _stream(generation: Generation, processed: ProcessedRequest, context: 
             await _to_client(context.send_initial_metadata(_headers(generation)))
         for item in items:
             num_open -= isinstance(item, ChoiceFinished)
-            message = to_message(item, generation, processed, is_last=num_open == 0)
+            convert = partial(to_message, item, generation, processed, is_last=num_open == 0)
+            message = await _convert([item], convert)
             message.index = index
             index += 1
             await _to_client(context.write(message))
             if isinstance(item, ChoiceDelta):
                 generation.tokens_emitted += item.num_tokens
+
+
+async def _convert(items: Sequence[CollectorItem], convert: Callable[[], Message]) -> Message:
+    """Make messages of items: of many log-probabilities in a thread, because it would hold up all other streams."""
+    if sum(map(num_entries, items)) > MAX_ENTRIES_ON_LOOP:
+        return await asyncio.to_thread(convert)
+    return convert()
 
 
 async def _to_client(sending: Awaitable[None]) -> None:

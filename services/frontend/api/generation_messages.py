@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from frontend.api.logprobs_messages import MAX_ENTRIES_OF_ANSWER, num_entries, to_token_logprobs
 from frontend.generation import Generation
 from frontend.generation_events import (
     Admitted,
@@ -11,9 +12,11 @@ from frontend.generation_events import (
     ChoiceFinished,
     CollectorItem,
     FinishReason,
+    PromptReady,
     StopMatch,
 )
 from frontend.input_processor import ProcessedRequest
+from stepwire.errors import InvalidRequestError
 from stepwire.v1 import common_pb2
 from stepwire.v1 import generation_service_pb2 as pb
 
@@ -31,8 +34,15 @@ def to_message(
     """The stream message of one item. Usage and timings are on the last one only."""
     if isinstance(item, Admitted):
         return pb.GenerateStreamResponse(accepted=_accepted(generation, processed))
+    if isinstance(item, PromptReady):
+        return pb.GenerateStreamResponse(prompt=_prompt_info(item, generation, processed))
     if isinstance(item, ChoiceDelta):
-        delta = pb.GenerateStreamResponse.Delta(choice=item.choice, text=item.text, token_ids=item.token_ids)
+        delta = pb.GenerateStreamResponse.Delta(
+            choice=item.choice,
+            text=item.text,
+            token_ids=item.token_ids,
+            logprobs=_logprobs(item, generation, processed),
+        )
         return pb.GenerateStreamResponse(delta=delta)
     finished = pb.GenerateStreamResponse.Finished(choice=item.choice, reason=_REASONS[item.reason])
     if item.stop_match is not None:
@@ -47,21 +57,36 @@ def to_message(
 class UnaryAnswer:
     """Collects the items of a request into one answer."""
 
-    def __init__(self, num_choices: int) -> None:
-        self._texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._completions = [pb.GenerateResponse.Completion(choice=choice) for choice in range(num_choices)]
+    def __init__(self, generation: Generation, processed: ProcessedRequest) -> None:
+        self._generation = generation
+        self._processed = processed
+        choices = range(processed.num_choices)
+        self._texts: list[list[str]] = [[] for _ in choices]
+        self._completions = [pb.GenerateResponse.Completion(choice=choice) for choice in choices]
+        self._num_entries = 0
+        self._prompt: pb.GenerateStreamResponse.PromptInfo | None = None
 
     def add(self, items: Sequence[CollectorItem]) -> None:
-        """Take the next items, in order."""
+        """Take the next items, in order. Raises InvalidRequestError when they become too much for one message."""
+        self._num_entries += sum(map(num_entries, items))
+        if self._num_entries > MAX_ENTRIES_OF_ANSWER:
+            raise InvalidRequestError.of_field(
+                "output.logprobs", f"more than {MAX_ENTRIES_OF_ANSWER} entries do not fit one answer; stream it"
+            )
         for item in items:
             if isinstance(item, ChoiceDelta):
                 self._texts[item.choice].append(item.text)
-                self._completions[item.choice].token_ids.extend(item.token_ids)
+                completion = self._completions[item.choice]
+                completion.token_ids.extend(item.token_ids)
+                completion.logprobs.extend(_logprobs(item, self._generation, self._processed))
+            elif isinstance(item, PromptReady):
+                self._prompt = _prompt_info(item, self._generation, self._processed)
             elif isinstance(item, ChoiceFinished):
                 self._finish(item)
 
-    def build(self, generation: Generation, processed: ProcessedRequest) -> pb.GenerateResponse:
+    def build(self) -> pb.GenerateResponse:
         """The answer, when every choice has ended."""
+        generation, processed = self._generation, self._processed
         for completion, texts in zip(self._completions, self._texts, strict=True):
             completion.text = "".join(texts)
         response = pb.GenerateResponse(
@@ -71,6 +96,9 @@ class UnaryAnswer:
             model=processed.model,
             system_fingerprint=generation.system_fingerprint,
         )
+        if self._prompt is not None:
+            response.prompt_logprobs.extend(self._prompt.prompt_logprobs)
+            response.prompt_token_ids.CopyFrom(self._prompt.prompt_token_ids)
         if processed.output.timings:
             response.timings.CopyFrom(_timings(generation))
         return response
@@ -80,6 +108,30 @@ class UnaryAnswer:
         completion.reason = _REASONS[item.reason]
         if item.stop_match is not None:
             completion.stop_match.CopyFrom(_stop_match(item.stop_match))
+
+
+def _logprobs(
+    item: ChoiceDelta, generation: Generation, processed: ProcessedRequest
+) -> Iterable[common_pb2.TokenLogprobs]:
+    if item.logprobs is None:
+        return ()
+    num_top = processed.output.num_logprobs or 0
+    return to_token_logprobs(item.logprobs, num_top, generation.model.tokenizer.token_bytes)
+
+
+def _prompt_info(
+    item: PromptReady, generation: Generation, processed: ProcessedRequest
+) -> pb.GenerateStreamResponse.PromptInfo:
+    info = pb.GenerateStreamResponse.PromptInfo(
+        prompt_token_ids=common_pb2.TokenIds(ids=processed.prompt_token_ids),
+        # Nothing precedes the first token.
+        prompt_logprobs=[common_pb2.TokenLogprobs()],
+        cached_prompt_tokens=item.cached_prompt_tokens,
+    )
+    num_top = processed.output.num_prompt_logprobs or 0
+    for rows in item.logprobs:
+        info.prompt_logprobs.extend(to_token_logprobs(rows, num_top, generation.model.tokenizer.token_bytes))
+    return info
 
 
 def _accepted(generation: Generation, processed: ProcessedRequest) -> pb.GenerateStreamResponse.Accepted:

@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from stepwire.packed_logprobs import WHOLE_VOCABULARY
+
 
 class EngineState(enum.Enum):
     """Life cycle of an engine as it reports it; the values are those of the wire."""
@@ -43,6 +45,8 @@ class EngineFacts:
     block_size: int
     kv_cache_tokens: int
     max_num_seqs: int
+    # -1 = the whole vocabulary
+    max_logprobs: int
     version: str
     weight_version: str
     ping_interval_s: float
@@ -73,6 +77,8 @@ def strictest(facts: EngineFacts, others: Sequence[EngineFacts]) -> EngineFacts:
         facts,
         max_model_len=min(one.max_model_len for one in every),
         kv_cache_tokens=min(one.kv_cache_tokens for one in every),
+        # All who set a limit have one of at least 0.
+        max_logprobs=min((one.max_logprobs for one in every if one.max_logprobs >= 0), default=WHOLE_VOCABULARY),
     )
 
 

@@ -20,6 +20,7 @@ from stepwire.errors import (
     StepwireError,
     UnavailableError,
 )
+from stepwire.packed_logprobs import PackedLogprobs
 from stepwire.v1 import common_pb2
 
 _FINISH_REASONS = {
@@ -73,6 +74,7 @@ def to_facts(ready: pb.Ready) -> EngineFacts:
         block_size=ready.block_size,
         kv_cache_tokens=ready.kv_cache_tokens,
         max_num_seqs=ready.max_num_seqs,
+        max_logprobs=ready.max_logprobs,
         version=ready.version,
         weight_version=ready.weight_version,
         ping_interval_s=ready.ping_interval_ms / 1000,
@@ -114,7 +116,13 @@ def _to_output(output: pb.RequestOutput, stamp: int) -> EngineOutput:
         events=tuple((_EVENTS[event.type], event.monotonic_ns) for event in output.events if event.type in _EVENTS),
         cached_prompt_tokens=output.prefill.local_cached_tokens if output.HasField("prefill") else None,
         monotonic_ns=stamp,
+        logprobs=_to_rows(output.logprobs) if output.HasField("logprobs") else None,
+        prompt_logprobs=_to_rows(output.prompt_logprobs) if output.HasField("prompt_logprobs") else None,
     )
+
+
+def _to_rows(message: pb.Logprobs) -> PackedLogprobs:
+    return PackedLogprobs(message.width, message.token_ids, message.logprobs, message.ranks)
 
 
 def _to_finish(finish: pb.Finish) -> EngineFinish:

@@ -29,6 +29,20 @@ class OutputSettings:
     max_chunk_delay_s: float = 0.0
     timings: bool = False
     echo_prompt: bool = False
+    # Of each output position, besides its own: None = no log-probabilities, unless ids were chosen.
+    num_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    # The same of the prompt; None = none.
+    num_prompt_logprobs: int | None = None
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self.num_logprobs is not None or bool(self.logprob_token_ids)
+
+    @property
+    def logprobs_width(self) -> int:
+        """Entries of an output position: its own token, the most likely, the chosen ones."""
+        return 1 + (self.num_logprobs or 0) + len(self.logprob_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,9 @@ class ProcessedRequest:
     def fill(self, choice: int, message: engine_core_pb2.EngineCoreRequest, handle: int, now: float) -> None:
         """Make an empty message the one for this choice, with its times as of `now`."""
         message.CopyFrom(self.template)
+        if choice:
+            # All choices have the same prompt, and it is answered once.
+            message.ClearField("prompt_logprobs")
         message.handle = handle
         message.sampling.seed = child_seed(self.seed, choice)
         message.age_us = max(0, round((now - self.arrival_time) * _US_PER_S))

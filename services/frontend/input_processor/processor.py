@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from frontend.input_processor.field_checks import FieldChecks
 from frontend.input_processor.model_facts import ModelFacts
-from frontend.input_processor.output_options import read_output
+from frontend.input_processor.output_options import add_logprobs, check_prompt_logprobs, read_output
 from frontend.input_processor.processed_request import OutputSettings, ProcessedRequest
 from frontend.input_processor.prompt import (
     check_prompt,
@@ -86,6 +86,8 @@ class InputProcessor:
         eos_token_ids = tuple(token_id for token_id in self._tokenizer.eos_token_ids if token_id < facts.vocab_size)
         template = _template(request, request_id, prompt_token_ids, sampling, eos_token_ids)
         template.max_tokens, template.min_tokens = max_tokens, min_tokens
+        check_prompt_logprobs(output, len(prompt_token_ids))
+        add_logprobs(output, template)
         return ProcessedRequest(
             request_id=request_id,
             model=facts.served_model_name,

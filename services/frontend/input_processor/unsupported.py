@@ -20,13 +20,6 @@ def refuse_unsupported(request: generation_service_pb2.GenerateRequest) -> None:
 
 
 def _unsupported_fields(request: generation_service_pb2.GenerateRequest) -> Iterator[str]:
-    output = request.output
-    if output.HasField("logprobs"):
-        yield "output.logprobs"
-    if output.HasField("prompt_logprobs"):
-        yield "output.prompt_logprobs"
-    if output.logprob_token_ids:
-        yield "output.logprob_token_ids"
     if _asks_for_joined_special_tokens(request):
         yield "output.spaces_between_special_tokens"
     if request.HasField("structured_output"):
