@@ -21,7 +21,11 @@ SOURCES = sorted(
     if not re.search(r"_pb2(_grpc)?\.py$", path.name)
 )
 TESTS = sorted(path.relative_to(ROOT) for top in ("tests", "bench") for path in (ROOT / top).rglob("*.py"))
-PURE = [path for path in SOURCES if {"scheduler", "kv_cache"} & set(path.parts) and "engine_core" in path.parts]
+PURE = [
+    path
+    for path in SOURCES
+    if ({"scheduler", "kv_cache"} & set(path.parts) and "engine_core" in path.parts) or path.stem == "packed_logprobs"
+]
 KV_CACHE = [path for path in PURE if "kv_cache" in path.parts]
 
 MAX_FILE_LINES = 350
@@ -35,7 +39,7 @@ PURE_STDLIB = {
     "__future__", "abc", "array", "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools",
     "hashlib", "heapq", "itertools", "math", "operator", "struct", "sys", "typing",
 }  # fmt: skip
-PURE_OWN = ("engine_core.scheduler", "engine_core.kv_cache", "stepwire.errors")
+PURE_OWN = ("engine_core.scheduler", "engine_core.kv_cache", "stepwire.errors", "stepwire.packed_logprobs")
 
 
 @cache

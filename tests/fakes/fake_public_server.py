@@ -28,6 +28,12 @@ Response = generation_service_pb2.GenerateStreamResponse
 SERVICE = "stepwire.v1.GenerationService"
 
 
+def token_logprobs(word: str, logprob: float) -> common_pb2.TokenLogprobs:
+    sampled = common_pb2.Logprob(token_id=7, logprob=logprob, rank=2, token_bytes=word.encode())
+    top = [common_pb2.Logprob(token_id=8 + place, logprob=-place, token_bytes=b"\xf0\x9f") for place in range(6)]
+    return common_pb2.TokenLogprobs(sampled=sampled, top=top)
+
+
 class FakePublicServer(
     generation_service_pb2_grpc.GenerationServiceServicer,
     tokenization_service_pb2_grpc.TokenizationServiceServicer,
@@ -54,9 +60,13 @@ class FakePublicServer(
         gone = self._until_gone(context)
         self._receive(request, context)
         yield Response(index=0, accepted=Response.Accepted(request_id="r1", prompt_tokens=3, seed=7))
+        if request.output.HasField("prompt_logprobs"):
+            rows = [common_pb2.TokenLogprobs(), token_logprobs("[b]", -1.25)]
+            yield Response(prompt=Response.PromptInfo(prompt_logprobs=rows))
         for choice in range(max(1, request.sampling.n)):
             for word in self._words(request):
-                yield Response(delta=Response.Delta(choice=choice, text=word))
+                rows = [token_logprobs(word, -0.5 - choice)] if request.output.HasField("logprobs") else []
+                yield Response(delta=Response.Delta(choice=choice, text=word, logprobs=rows))
                 if self.hangs:
                     gone.wait()
             yield Response(finished=self._finished(request, choice))

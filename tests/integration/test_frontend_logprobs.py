@@ -3,7 +3,6 @@
 The rows of the fake say what they are about: log-probability -position for the own token, rank 2.
 """
 
-
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -20,6 +20,7 @@ from fakes import fake_public_server
 from fakes.fake_public_server import FakePublicServer
 from stepwire.errors import FieldViolation, InvalidRequestError, OverloadedError, UnavailableError
 from stepwire.v1 import generation_service_pb2
+from stepwire_client import cli_logprobs
 from stepwire_client.cli import app
 
 
@@ -60,6 +61,7 @@ def test_every_option_reaches_its_field(server):
         "--stop-token-id", "8", "--ignore-eos", "--include-stop", "--repetition-detection", "8:1:4", "--token-ids",
         "--echo", "--timings", "--no-skip-special-tokens", "--min-chunk-tokens", "4", "--max-chunk-delay-ms", "50",
         "--resume-token-ids", "10,11", "--no-add-special-tokens", "--truncate-prompt-tokens", "-1",
+        "--logprobs", "0", "--prompt-logprobs", "-1", "--logprob-token-id", "3", "--logprob-token-id", "4",
         "--queue-timeout-ms", "0", "--cache-salt", "s", "--bypass-prefix-cache", "--model", "m", "--request-id", "id",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
@@ -79,7 +81,8 @@ def test_every_option_reaches_its_field(server):
         },
         output={
             "token_ids": True, "echo_prompt": True, "timings": True, "skip_special_tokens": False,
-            "min_chunk_tokens": 4, "max_chunk_delay_ms": 50,
+            "min_chunk_tokens": 4, "max_chunk_delay_ms": 50, "logprobs": 0, "prompt_logprobs": -1,
+            "logprob_token_ids": [3, 4],
         },
         kv={"cache_salt": "s", "bypass_prefix_cache": True},
         queue_timeout_ms=0,
@@ -88,6 +91,30 @@ def test_every_option_reaches_its_field(server):
         resume_output_token_ids={"ids": [10, 11]},
     )  # fmt: skip
     assert server.requests == [expected]
+
+
+def test_log_probabilities_are_told_beside_the_answer(server):
+    result = run(server, "generate", "a b", "--logprobs", "6", "--prompt-logprobs", "1")
+    assert result.stdout == "A B \n"
+    lines = [" ".join(line.replace("│", " ").split()) for line in result.stderr.splitlines()]
+    assert '"[b]" 7 -1.2500 2' in " | ".join(lines)
+    assert any(line.startswith("(first)") for line in lines)
+    assert any(line.startswith('"B " 7 -0.5000 2 "\\xf0\\x9f" 0.00') for line in lines)
+    # One row of the prompt and two of the answer, each with the first five of six.
+    assert result.stderr.count("\\xf0\\x9f") == 15
+    assert "…" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("token_bytes", "shown"),
+    [(b" a", '" a"'), (b"\n\x1b[", '"\\n\\x1b["'), ("é".encode(), '"é"'), (b"\xc3", '"\\xc3"'), (b"", '""')],
+)
+def test_bytes_of_a_token_are_shown_without_harm(token_bytes, shown):
+    assert cli_logprobs.show(token_bytes) == shown
+
+
+def test_without_asking_nothing_is_said_about_log_probabilities(server):
+    assert "log-probability" not in run(server, "generate", "a b").stderr
 
 
 def test_choices_arrive_interleaved_but_are_shown_one_by_one(server):

@@ -96,6 +96,28 @@ RepetitionDetection = Annotated[
 ]
 
 TokenIds = Annotated[bool, typer.Option("--token-ids", help="Also return token ids.", rich_help_panel=_OUTPUT)]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        min=-(2**31),
+        max=2**31 - 1,
+        metavar="K",
+        help="Log-probability of each token and of the K most likely; -1 = of all.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+PromptLogprobs = Annotated[
+    int | None,
+    typer.Option(
+        min=-(2**31), max=2**31 - 1, metavar="K", help="The same for the prompt's tokens.", rich_help_panel=_OUTPUT
+    ),
+]
+LogprobTokenId = Annotated[
+    list[int] | None,
+    typer.Option(
+        min=0, max=_UINT32, help="Also the log-probability of this id everywhere; repeatable.", rich_help_panel=_OUTPUT
+    ),
+]
 Echo = Annotated[bool, typer.Option("--echo", help="Put the prompt in front.", rich_help_panel=_OUTPUT)]
 WithTimings = Annotated[bool, typer.Option("--timings", help="Say where the time went.", rich_help_panel=_OUTPUT)]
 SkipSpecialTokens = Annotated[bool | None, typer.Option(help="Default: skip.", rich_help_panel=_OUTPUT)]

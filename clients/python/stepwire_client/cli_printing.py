@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from rich.console import Console
 
 from stepwire.v1 import common_pb2, generation_service_pb2
+from stepwire_client import cli_logprobs
 from stepwire_client.errors import CallError
 
 Response = generation_service_pb2.GenerateStreamResponse
@@ -56,8 +57,13 @@ def note(text: str, style: str = "dim") -> None:
 def print_stream(events: Iterable[Response], num_choices: int) -> None:
     """Stream one choice as it comes; of several, each when it is complete, because they arrive interleaved."""
     texts: dict[int, list[str]] = {}
+    logprobs: dict[int, list[common_pb2.TokenLogprobs]] = {}
     for event in events:
         kind = event.WhichOneof("event")
+        if kind == "prompt":
+            cli_logprobs.print_logprobs("prompt", event.prompt.prompt_logprobs)
+        elif kind == "delta":
+            logprobs.setdefault(event.delta.choice, []).extend(event.delta.logprobs)
         if kind == "delta" and num_choices == 1:
             write_text(event.delta.text)
         elif kind == "delta":
@@ -66,6 +72,7 @@ def print_stream(events: Iterable[Response], num_choices: int) -> None:
             if num_choices > 1:
                 write_text(f"[{event.finished.choice}] {''.join(texts.pop(event.finished.choice, []))}")
             write_text("\n")
+            cli_logprobs.print_logprobs("answer", logprobs.pop(event.finished.choice, []))
             _print_summary(event.finished)
 
 

@@ -22,7 +22,15 @@ _SAMPLING_FIELDS = [
     "n",
 ]
 _STOP_FIELDS = ["max_tokens", "min_tokens", "ignore_eos"]
-_OUTPUT_FIELDS = ["token_ids", "timings", "skip_special_tokens", "min_chunk_tokens", "max_chunk_delay_ms"]
+_OUTPUT_FIELDS = [
+    "token_ids",
+    "logprobs",
+    "prompt_logprobs",
+    "timings",
+    "skip_special_tokens",
+    "min_chunk_tokens",
+    "max_chunk_delay_ms",
+]
 _REQUEST_FIELDS = ["request_id", "model", "queue_timeout_ms", "truncate_prompt_tokens", "add_special_tokens"]
 
 # Options that only make sense for many prompts, and those that only make sense for one.
@@ -121,7 +129,11 @@ def _stop(options: Options) -> common_pb2.StopConditions:
 
 
 def _output(options: Options) -> common_pb2.OutputOptions:
-    return common_pb2.OutputOptions(**_given(options, _OUTPUT_FIELDS), echo_prompt=options["echo"])
+    return common_pb2.OutputOptions(
+        **_given(options, _OUTPUT_FIELDS),
+        logprob_token_ids=options["logprob_token_id"] or (),
+        echo_prompt=options["echo"],
+    )
 
 
 def _parse_bias(item: str) -> tuple[int, float]:
