@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from engine_core.scheduler.logprobs import new_prompt_rows
-from engine_core.scheduler.output import PromptLogprobs
+from engine_core.scheduler.output import ModelRunnerOutput, PromptLogprobs
 from engine_core.scheduler.request import LogprobsParams
 from fakes.driven_scheduler import DrivenScheduler
 from fakes.fake_logprobs import fake_rows
-from fakes.request_factory import make_request
+from fakes.request_factory import EOS, make_request, make_scheduler
 from stepwire.errors import InvariantViolation
 from stepwire.packed_logprobs import PackedLogprobs
 
@@ -102,3 +102,15 @@ def test_overlapping_rows_are_cut_and_a_gap_is_a_broken_invariant() -> None:
     assert again == fake_rows(PROMPT[9:13], 9, 2)
     with pytest.raises(InvariantViolation, match="prompt rows from 13 on, but 12 were sent"):
         new_prompt_rows(request, PromptLogprobs(13, fake_rows(PROMPT[14:], 14, 2)))
+
+
+def test_rows_of_tokens_after_a_stop_are_dropped_with_them() -> None:
+    scheduler = make_scheduler()
+    request = make_request(1, PROMPT[:5], max_tokens=9, logprobs=LogprobsParams(1))
+    scheduler.add_request(request, 0.0)
+    step = scheduler.schedule(0.0)
+    runner_output = ModelRunnerOutput([request.key], [[100, EOS, 102]])
+    runner_output.logprobs[request.key] = fake_rows([100, EOS, 102], 5, 1)
+    [output] = scheduler.update_from_output(step, runner_output, 0.0)
+    assert output.new_token_ids == [100, EOS]
+    assert output.logprobs == fake_rows([100, EOS], 5, 1)
