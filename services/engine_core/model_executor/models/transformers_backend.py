@@ -45,6 +45,13 @@ class TransformersBackend:
         logits: torch.Tensor = output.logits[0]
         return logits
 
+    def move_weights(self, device: torch.device) -> int:
+        """Move parameters and buffers in place; returns the bytes that changed their device."""
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        moved_bytes = sum(tensor.nbytes for tensor in tensors if tensor.device.type != device.type)
+        self._module.to(device)
+        return moved_bytes
+
     @torch.inference_mode()
     def _probe(self, model: str, loaded: LoadedModel, probe: LayerProbe) -> int:
         architecture = type(loaded.module).__name__
