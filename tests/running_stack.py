@@ -85,7 +85,16 @@ class Frontend(Service):
     def __init__(self, *engine_ports: int, cache_dir: Path, flags: tuple[str, ...] = ()) -> None:
         endpoints = ",".join(f"127.0.0.1:{port}" for port in engine_ports)
         super().__init__(
-            "frontend", "--port", "0", "--engine-endpoints", endpoints, "--cache-dir", str(cache_dir), *flags
+            "frontend",
+            "--port",
+            "0",
+            "--admin-port",
+            "0",
+            "--engine-endpoints",
+            endpoints,
+            "--cache-dir",
+            str(cache_dir),
+            *flags,
         )
         self.channel = self.new_channel()
         self.health = health_pb2_grpc.HealthStub(self.channel)
