@@ -11,7 +11,7 @@ from stepwire.v1 import admin_service_pb2 as pb
 from stepwire.v1 import control_pb2 as control
 from stepwire_client import cli_admin_tables, cli_printing
 from stepwire_client.admin_client import DEFAULT_ADMIN_TARGET, AdminClient
-from stepwire_client.errors import CallError
+from stepwire_client.cli_session import FAILED, reported
 
 app = typer.Typer(help="Operations on a frontend and its engines; talks to the admin port.", no_args_is_help=True)
 
@@ -262,18 +262,14 @@ def set_log_level(
 
 
 def _run(method: str, request: Any, target: str, timeout: float, json: bool) -> None:
-    with AdminClient(target) as client:
-        try:
-            response = client.call(getattr(client.stub, method), request, timeout_s=timeout)
-        except CallError as error:
-            cli_printing.print_error(error, target, timeout)
-            raise typer.Exit(1) from error
-    if json:
-        cli_printing.write_json(response)
-    else:
-        cli_admin_tables.print_response(response)
+    with reported(target, timeout), AdminClient(target) as client:
+        response = client.call(getattr(client.stub, method), request, timeout_s=timeout)
+        if json:
+            cli_printing.write_json(response)
+        else:
+            cli_admin_tables.print_response(response)
     if cli_admin_tables.has_errors(response):
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _selector(engine_ids: list[str] | None) -> pb.EngineSelector:
