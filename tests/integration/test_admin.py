@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from fakes.fake_executor import SLOW_TOKEN
 from frontend.admin_server import SERVICE_NAME
@@ -304,6 +305,10 @@ async def test_log_levels_change_until_they_change_back(admin: Admin) -> None:
 async def test_the_admin_port_has_its_own_health_and_the_public_port_no_admin(admin: Admin) -> None:
     check = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
     assert (await health_pb2_grpc.HealthStub(admin.channel).Check(check)).status == SERVING
+    asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    answers = reflection_pb2_grpc.ServerReflectionStub(admin.channel).ServerReflectionInfo(asked)
+    names = {service.name async for answer in answers for service in answer.list_services_response.service}
+    assert SERVICE_NAME in names
     public = admin_service_pb2_grpc.AdminServiceStub(admin.frontend.channel)
     assert (await failure_of(public.IsPaused(pb.IsPausedRequest()))).code is grpc.StatusCode.UNIMPLEMENTED
 

@@ -1,6 +1,7 @@
 """Responses of AdminService as tables: one row an engine, one column a field, whatever the operation.
 
-A field that is a list of messages becomes a table of its own below. Knows no operation by name.
+Results with many fields are turned: one row a field. A field that is a list of messages becomes a table of its own
+below. Knows no operation by name.
 """
 
 from __future__ import annotations
@@ -10,12 +11,18 @@ from typing import Any
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
 from stepwire_client import cli_printing
 
 Rows = list[tuple[str, Any]]
+Fields = list[FieldDescriptor]
+
+MAX_COLUMNS = 6
+# Of a table that the terminal has to wrap, because its columns can not be narrower without breaking ids.
+MAX_WIDTH = 160
 
 
 def has_errors(response: Any) -> bool:
@@ -34,16 +41,39 @@ def print_response(response: Any) -> None:
         cli_printing.note(f"error: engine {engine_id}: {error.reason}: {error.message}", style="bold red")
 
 
-def _print_table(rows: Rows, *, has_engines: bool) -> None:
+def _row_for_each(rows: Rows, fields: Fields, *, has_engines: bool) -> Table:
+    engine = [Column("engine", no_wrap=True)] if has_engines else []
+    table = Table(*engine, *(Column(_title(field), overflow="fold") for field in fields))
+    for engine_id, message in rows:
+        cells = [Text(_text(field, getattr(message, field.name))) for field in fields]
+        table.add_row(*([Text(engine_id)] if has_engines else []), *cells)
+    return table
+
+
+def _turned(rows: Rows, fields: Fields) -> Table:
+    """One row a field and one column an engine: for results with more fields than a terminal has room for."""
+    table = Table("", *(Column(Text(engine_id), overflow="fold") for engine_id, _ in rows))
+    for field in fields:
+        table.add_row(_title(field), *(Text(_text(field, getattr(message, field.name))) for _, message in rows))
+    return table
+
+
+def _print(table: Table) -> None:
+    """Wider than the terminal rather than with broken words."""
+    console = Console()
+    unbounded = console.options.update(max_width=MAX_WIDTH)
+    console.width = max(console.width, Measurement.get(console, unbounded, table).maximum)
+    console.print(table)
+
+
+def _print_table(rows: Rows, *, has_engines: bool, is_nested: bool = False) -> None:
     fields = rows[0][1].DESCRIPTOR.fields
     flat = [field for field in fields if not _is_nested(field) and not _is_long(field)]
-    table = Table(*(["engine"] if has_engines else []), *(Column(_title(field), overflow="fold") for field in flat))
-    for engine_id, message in rows:
-        cells = [Text(_text(field, getattr(message, field.name))) for field in flat]
-        table.add_row(*([Text(engine_id)] if has_engines else []), *cells)
     # An operation whose result has nothing to say still says which engines have done it.
-    if flat or has_engines:
-        Console().print(table)
+    if len(flat) > MAX_COLUMNS and not is_nested:
+        _print(_turned(rows, flat))
+    elif flat or has_engines:
+        _print(_row_for_each(rows, flat, has_engines=has_engines))
     for field in fields:
         if _is_nested(field):
             _print_nested(field, rows)
@@ -55,7 +85,7 @@ def _print_nested(field: FieldDescriptor, rows: Rows) -> None:
     entries = [(engine_id, entry) for engine_id, message in rows for entry in getattr(message, field.name)]
     if entries:
         Console().print(Text(_title(field), style="bold"))
-        _print_table(entries, has_engines=True)
+        _print_table(entries, has_engines=True, is_nested=True)
 
 
 def _print_long(field: FieldDescriptor, rows: Rows) -> None:
