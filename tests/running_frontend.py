@@ -101,6 +101,7 @@ async def running_frontend(*endpoints: str, cache_dir: Path, **settings: object)
         FrontendSettings(
             port=0,
             metrics_port=0,
+            admin_port=0,
             engine_endpoints=",".join(endpoints),
             cache_dir=cache_dir,
             **{"drain_timeout_s": 0.0, **settings},

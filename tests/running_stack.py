@@ -31,6 +31,8 @@ class Service:
 
     port = 0
     metrics_port = 0
+    # Frontends only.
+    admin_port = 0
 
     def __init__(self, package: str, *flags: str) -> None:
         self.process = subprocess.Popen(
@@ -52,6 +54,8 @@ class Service:
         for line in self.process.stderr:
             self.log.append(line)
             if found := re.search(r"[ :](\d+), metrics on (?:port |\S+:)(\d+)", line):
+                if admin := re.search(r"admin on \S+:(\d+)", line):
+                    self.admin_port = int(admin[1])
                 self.port, self.metrics_port = int(found[1]), int(found[2])
                 self._has_ports.set()
         self._has_ports.set()
@@ -85,7 +89,16 @@ class Frontend(Service):
     def __init__(self, *engine_ports: int, cache_dir: Path, flags: tuple[str, ...] = ()) -> None:
         endpoints = ",".join(f"127.0.0.1:{port}" for port in engine_ports)
         super().__init__(
-            "frontend", "--port", "0", "--engine-endpoints", endpoints, "--cache-dir", str(cache_dir), *flags
+            "frontend",
+            "--port",
+            "0",
+            "--admin-port",
+            "0",
+            "--engine-endpoints",
+            endpoints,
+            "--cache-dir",
+            str(cache_dir),
+            *flags,
         )
         self.channel = self.new_channel()
         self.health = health_pb2_grpc.HealthStub(self.channel)

@@ -61,6 +61,8 @@ class EngineSettings(Settings):
     max_queued_requests: int = Field(1024, ge=1, description="Waiting requests; one more is QUEUE_FULL.")
     max_queued_tokens: int = Field(4_000_000, ge=1, description="Waiting prompt tokens; more is QUEUE_FULL.")
 
+    profile_dir: Path | None = Field(None, description="Where profiles asked for by utility calls go; unset = refused.")
+
     drain_timeout_s: float = Field(30.0, ge=0, description="On SIGTERM: time for running requests; 0 = abort at once.")
     ready_timeout_s: float = Field(600.0, gt=0, description="Loading the model may take this long.")
     stall_warn_s: float = Field(30.0, gt=0, description="A step longer than this makes the engine STALLED.")

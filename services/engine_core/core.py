@@ -20,6 +20,7 @@ from engine_core.resolved_config import ResolvedConfig
 from engine_core.scheduler.output import EngineCoreOutput, RequestError, SchedulerOutput
 from engine_core.scheduler.request import Request, RequestKey, RequestStatus
 from engine_core.scheduler.scheduler import Scheduler
+from stepwire.errors import InvariantViolation
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,22 @@ class EngineCore:
         outputs = self.scheduler.finish_requests(keys, RequestStatus.FINISHED_ABORTED)
         self.num_aborted.add(reason, len(outputs))
         return outputs
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
+        """Forget all cached content; False, and nothing changed, while blocks are in use.
+
+        With `reset_running_requests` all are preempted first, and then it always succeeds.
+        """
+        if reset_running_requests:
+            self.scheduler.preempt_all(self.clock())
+        is_reset = self.scheduler.kv_cache_manager.pool.reset_prefix_cache()
+        if reset_running_requests and not is_reset:
+            raise InvariantViolation("blocks are in use, but every request was preempted")
+        return is_reset
+
+    def expire_requests(self) -> None:
+        """End requests whose time has come; for an owner that makes no steps because of a pause."""
+        self.scheduler.expire(self.clock())
 
     def step(self) -> tuple[list[EngineCoreOutput], bool]:
         """Run one step. Returns the news it brought, and whether a model ran. Raises StepError."""

@@ -13,18 +13,19 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine_core.core import EngineCore
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import (
     Abort,
     Add,
-    DumpState,
     ExecutorFailure,
     InputMessage,
     PingStepLoop,
     Pong,
     ShutdownNotice,
+    UtilityCall,
     WakeUp,
 )
 from engine_core.output_queue import OutputQueue
@@ -38,8 +39,8 @@ from engine_core.scheduler.output import (
     SchedulerStats,
 )
 from engine_core.scheduler.request import Request, RequestKey
-from engine_core.state_dump import dump_state
 from engine_core.step_progress import StepProgress
+from engine_core.utilities import DrainRequest, Utilities
 from stepwire.errors import InvariantViolation
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,9 @@ class EngineCoreProc:
         lifecycle: EngineLifecycle,
         progress: StepProgress,
         clock: Callable[[], float],
+        *,
+        profile_dir: Path | None = None,
+        drain: DrainRequest | None = None,
     ) -> None:
         self.core = core
         self.output_queue = output_queue
@@ -85,11 +89,18 @@ class EngineCoreProc:
         # Replaced, never changed in place: any thread may read it.
         self.latest_stats = SchedulerStats(num_total_blocks=core.scheduler.kv_cache_manager.pool.num_total)
         self.num_rejected = ReasonCounter(REJECT_REASONS)
+        # Starts a shutdown on behalf of a utility call; the process counts it with the signals.
+        self.drain = drain or self._drain_at_once
+        self.utilities = Utilities(self, profile_dir)
         self._clock = clock
         self._shutdown: ShutdownRequest | None = None
         self._shutdown_lock = threading.Lock()
         self._stats_time = float("-inf")
         self._housekeeping_time = clock()
+        self._is_draining = False
+        # False: the model sleeps, so that what is in the engine can only be aborted.
+        self._can_finish = True
+        lifecycle.listen(self._tell_state)
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
@@ -125,6 +136,14 @@ class EngineCoreProc:
     def stats_message(self) -> EngineCoreOutputs:
         return EngineCoreOutputs(self.core.num_steps, self._clock(), stats=self.latest_stats)
 
+    def _drain_at_once(self, timeout_s: float | None, reason: str) -> None:
+        self.request_shutdown(timeout_s or 0.0, reason)
+
+    def _tell_state(self, state: EngineState) -> None:
+        """Frontends route by the state: they hear of a pause now and not with the next statistics."""
+        if state in (EngineState.RUNNING, EngineState.PAUSED, EngineState.SLEEPING):
+            self.republish_stats()
+
     def executor_failed(self, error: BaseException) -> None:
         """Failure callback of the executor: the loop raises it, and the engine dies with this cause."""
         self.input_queue.put(ExecutorFailure(error))
@@ -145,12 +164,25 @@ class EngineCoreProc:
         outputs: list[EngineCoreOutput] = []
         if not self.core.has_work and self._shutdown is None:
             self._on_idle()
-            outputs += self._handle(self.input_queue.get())
+            outputs += self._wait_for_message()
         while not self.input_queue.empty():
             outputs += self._handle(self.input_queue.get())
         self._emit(outputs)
+        self.utilities.expire()
+
+    def _wait_for_message(self) -> list[EngineCoreOutput]:
+        """Until there is a message, or until a pause has outlasted the time of a request or of a call."""
+        deadlines = (self.core.scheduler.next_deadline, self.utilities.next_deadline)
+        next_deadline = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        timeout_s = None if next_deadline is None else max(0.0, next_deadline - self._clock())
+        try:
+            return self._handle(self.input_queue.get(timeout=timeout_s))
+        except queue.Empty:
+            self.core.expire_requests()
+            return []
 
     def _on_idle(self) -> None:
+        self.utilities.on_idle()
         self._publish_stats(is_idle=True)
         if self.input_queue.empty():
             # All of them were seen in order by now; what is left would hit nothing.
@@ -170,8 +202,8 @@ class EngineCoreProc:
                 return [output for output in added if output is not None]
             case Abort(keys, reason):
                 return self.core.abort_requests(keys, reason)
-            case DumpState():
-                self.output_queue.put(message.session_id, dump_state(self, message))
+            case UtilityCall():
+                return self._run_utility(message)
             case PingStepLoop(session_id, nonce, client_monotonic_ns):
                 self.output_queue.put(session_id, Pong(nonce, True, client_monotonic_ns))
             case ExecutorFailure(error):
@@ -179,6 +211,13 @@ class EngineCoreProc:
             case WakeUp():
                 pass
         return []
+
+    def _run_utility(self, call: UtilityCall) -> list[EngineCoreOutput]:
+        # As a step: the watchdog must see an operation that hangs.
+        self.progress.begin()
+        outputs = self.utilities.handle(call)
+        self.progress.end(self.core.num_steps, None)
+        return outputs
 
     def _add(self, request: Request) -> EngineCoreOutput | None:
         if self._shutdown is None:
@@ -196,11 +235,15 @@ class EngineCoreProc:
         outputs, has_model_run = self.core.step()
         self.progress.end(self.core.num_steps, self.core.last_step_tokens if has_model_run else None)
         self._emit(outputs)
+        self.utilities.on_step()
         self._publish_stats()
 
     def _drain(self, shutdown: ShutdownRequest) -> bool:
         """One look at a shutdown in progress; True when nothing is left to do."""
-        if self._clock() >= shutdown.deadline:
+        if not self._is_draining:
+            self._is_draining = True
+            self._can_finish = self.utilities.begin_drain()
+        if self._clock() >= shutdown.deadline or not self._can_finish:
             self._emit(self.core.abort_requests(None, "shutdown"))
         return not self.core.scheduler.requests
 

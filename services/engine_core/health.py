@@ -33,7 +33,8 @@ class EngineHealth:
 
     def on_state(self, state: EngineState) -> None:
         """Listener of the state machine."""
-        self.is_ready = state is EngineState.RUNNING
+        # A paused engine holds requests, it does not refuse them.
+        self.is_ready = state in (EngineState.RUNNING, EngineState.PAUSED)
         self._servicer.set(self._service_name, _Status.SERVING if self.is_ready else _Status.NOT_SERVING)
         if state is EngineState.DEAD:
             self.set_alive(False)

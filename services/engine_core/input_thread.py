@@ -13,11 +13,13 @@ import grpc
 
 from engine_core import wire
 from engine_core.core_proc import EngineCoreProc
-from engine_core.messages import Add, DumpState, PingStepLoop, Pong, UtilityFailure
+from engine_core.messages import Add, PingStepLoop, Pong, UtilityCall, UtilityResult
 from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason, RequestError
 from engine_core.scheduler.request import Request
 from engine_core.session import Session, SessionError
+from engine_core.utility_wire import decode_operation
 from stepwire.engine.v1 import engine_core_pb2 as pb
+from stepwire.errors import StepwireError
 
 logger = logging.getLogger(__name__)
 
@@ -100,13 +102,14 @@ class InputThread:
             self._session.outbox.put(Pong(ping.nonce, False, ping.client_monotonic_ns))
 
     def _utility(self, call: pb.UtilityCall) -> None:
-        if call.WhichOneof("call") == "dump_state":
-            args = call.dump_state
-            message = DumpState(self._session.session_id, call.call_id, args.include_requests, args.include_stacks)
-            self._proc.input_queue.put(message)
+        deadline = self._proc.core.clock() + call.timeout_ms / 1000 if call.timeout_ms else None
+        try:
+            operation = decode_operation(call)
+        except StepwireError as error:
+            refusal = RequestError(error.reason, error.message)
+            self._session.outbox.put(UtilityResult(call.call_id, refusal))
         else:
-            error = RequestError("UNSUPPORTED_FEATURE", "UtilityCall.call: this engine does not know the operation")
-            self._session.outbox.put(UtilityFailure(call.call_id, error))
+            self._proc.input_queue.put(UtilityCall(self._session.session_id, call.call_id, operation, deadline))
 
     def _goodbye(self, goodbye: pb.Goodbye) -> None:
         logger.info("session %s: goodbye (%s)", self._session.session_id, goodbye.reason or "no reason given")

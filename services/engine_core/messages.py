@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from engine_core.operations import Operation, OperationResult
 from engine_core.scheduler.output import EngineCoreOutputs, RequestError
 from engine_core.scheduler.request import Request, RequestKey
 
@@ -42,13 +43,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class DumpState:
-    """Describe the engine between two steps."""
+class UtilityCall:
+    """Run an operation between two steps; after the deadline its result is not wanted any more."""
 
     session_id: str
     call_id: int
-    include_requests: bool
-    include_stacks: bool
+    operation: Operation
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class ExecutorFailure:
     error: BaseException
 
 
-InputMessage = Add | Abort | DumpState | PingStepLoop | WakeUp | ExecutorFailure
+InputMessage = Add | Abort | UtilityCall | PingStepLoop | WakeUp | ExecutorFailure
 
 
 class DeathCause(enum.Enum):
@@ -115,45 +116,11 @@ class ShutdownNotice:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestState:
-    """One request as the scheduler sees it; counts only."""
-
-    request_id: str
-    key: RequestKey
-    status: str
-    num_prompt_tokens: int
-    num_output_tokens: int
-    num_computed_tokens: int
-    num_blocks: int
-    num_preemptions: int
-    age_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class StateDump:
-    """Answer to DumpState."""
+class UtilityResult:
+    """The one answer of a UtilityCall."""
 
     call_id: int
-    step: int
-    num_free_blocks: int
-    num_cached_blocks: int
-    num_used_blocks: int
-    num_total_blocks: int
-    violations: list[str]
-    requests: list[RequestState]
-    # Of all threads; empty unless asked for.
-    thread_stacks: str
-    input_queue_depth: int
-    output_queue_depth: int
-    aborts_queue_depth: int
+    outcome: OperationResult | RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class UtilityFailure:
-    """A utility call that could not be answered."""
-
-    call_id: int
-    error: RequestError
-
-
-OutputMessage = EngineCoreOutputs | Pong | ShutdownNotice | StateDump | UtilityFailure | EngineCoreDead
+OutputMessage = EngineCoreOutputs | Pong | ShutdownNotice | UtilityResult | EngineCoreDead

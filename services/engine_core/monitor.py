@@ -95,5 +95,5 @@ class Monitor:
         elif age_s > self._settings.stall_warn_s:
             if lifecycle.move_to(EngineState.STALLED):
                 logger.error("step %d has been running for %.1f s", self._proc.progress.num_steps + 1, age_s)
-        elif lifecycle.state is EngineState.STALLED and lifecycle.move_to(EngineState.RUNNING):
+        elif lifecycle.end_stall():
             logger.warning("the engine is no longer stalled")

@@ -133,7 +133,15 @@ class EngineProcess:
             logger.critical("can not start", exc_info=True)
             failure = start_failure(error)
         else:
-            self._proc = EngineCoreProc(started.core, self._output_queue, self._lifecycle, self._progress, self._clock)
+            self._proc = EngineCoreProc(
+                started.core,
+                self._output_queue,
+                self._lifecycle,
+                self._progress,
+                self._clock,
+                profile_dir=self._settings.profile_dir,
+                drain=self._shutdown.drain,
+            )
             collector.proc = self._proc
             servicer.start_serving(self._proc, started.tokenizer_archive)
             self._shutdown.attach(self._proc)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import ModelInfo
 from engine_core.model_executor.startup_error import StartupError
-from engine_core.scheduler.scheduler import SchedulerConfig
+from engine_core.scheduler.scheduler_config import SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)

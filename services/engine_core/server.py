@@ -126,7 +126,10 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
         state = self._lifecycle.wait_started(MAX_WAIT_FOR_START_S if remaining is None else remaining)
         if self._start_failure is not None:
             abort_sync(context, _start_error(self._start_failure))
-        if state not in (EngineState.RUNNING, EngineState.STALLED) or self._proc is None:
+        if (
+            state in (EngineState.STARTING, EngineState.WARMING_UP, EngineState.DRAINING, EngineState.DEAD)
+            or self._proc is None
+        ):
             reason = {EngineState.DRAINING: "DRAINING", EngineState.DEAD: "ENGINE_DEAD"}.get(state, "ENGINE_STARTING")
             error = UnavailableError(f"the engine is {state.name}", reason=reason, retry_after_ms=RETRY_AFTER_MS)
             abort_sync(context, error)

@@ -48,6 +48,13 @@ class ShutdownController:
             else:
                 logger.info("%s again: ignored, the shutdown is bounded", reason)
 
+    def drain(self, timeout_s: float | None, reason: str) -> None:
+        """A utility call: counts as the first signal. Without a time it is the configured one."""
+        with self._lock:
+            self._num_requests += 1
+            if self._proc is not None:
+                self._proc.request_shutdown(self._drain_timeout_s if timeout_s is None else timeout_s, reason)
+
     def request_now(self, reason: str) -> None:
         """The owner is gone: abort all, free the device, exit."""
         with self._lock:

@@ -7,7 +7,7 @@ import threading
 import traceback
 from typing import TYPE_CHECKING
 
-from engine_core.messages import DumpState, RequestState, StateDump
+from engine_core.operations import DumpState, RequestState, StateDump
 
 if TYPE_CHECKING:
     from engine_core.core_proc import EngineCoreProc
@@ -18,7 +18,6 @@ def dump_state(proc: EngineCoreProc, call: DumpState) -> StateDump:
     scheduler = proc.core.scheduler
     pool = scheduler.kv_cache_manager.pool
     return StateDump(
-        call_id=call.call_id,
         step=proc.core.num_steps,
         num_free_blocks=pool.num_available - pool.num_cached,
         num_cached_blocks=pool.num_cached,

@@ -1,4 +1,4 @@
-"""Protobuf messages to engine dataclasses and back: the only module that converts between the two.
+"""Protobuf messages to engine dataclasses and back; utility calls have a module of their own, `utility_wire`.
 
 Decoding runs in input threads, encoding in output threads; neither touches the scheduler.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine_core.lifecycle import EngineLifecycle, EngineState
-from engine_core.messages import EngineCoreDead, OutputMessage, Pong, ShutdownNotice, StateDump, UtilityFailure
+from engine_core.messages import EngineCoreDead, OutputMessage, Pong, ShutdownNotice, UtilityResult
 from engine_core.resolved_config import ResolvedConfig
 from engine_core.scheduler.output import (
     EngineCoreOutput,
@@ -27,11 +27,12 @@ from engine_core.scheduler.request import (
     StopConditions,
 )
 from engine_core.step_progress import StepProgress
+from engine_core.utility_wire import encode_result
 from stepwire import __version__, token_array
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.grpc_errors import status_code
 from stepwire.packed_logprobs import PackedLogprobs
-from stepwire.v1 import common_pb2, control_pb2
+from stepwire.v1 import common_pb2
 
 PROTOCOL_VERSION = 1
 
@@ -190,11 +191,8 @@ class FrameEncoder:
                     requests_in_flight=len(live_handles()),
                 )
                 return pb.ConnectResponse(shutdown=notice)
-            case StateDump():
-                result = pb.UtilityResult(call_id=message.call_id, dump_state=self._state_dump(message))
-                return pb.ConnectResponse(utility_result=result)
-            case UtilityFailure():
-                result = pb.UtilityResult(call_id=message.call_id, error=encode_error(message.error))
+            case UtilityResult():
+                result = encode_result(message, encode_error, _STATES[self._lifecycle.state], self._boot_id)
                 return pb.ConnectResponse(utility_result=result)
             case EngineCoreDead():
                 return pb.ConnectResponse(engine_dead=self._dead(message, live_handles()))
@@ -259,35 +257,6 @@ class FrameEncoder:
             lost_handles=sorted(live_handles),
             report_id=dead.report_id,
         )
-
-    def _state_dump(self, dump: StateDump) -> control_pb2.DumpStateResult:
-        result = control_pb2.DumpStateResult(
-            state=_STATES[self._lifecycle.state],
-            boot_id=self._boot_id,
-            step=dump.step,
-            kv_blocks_free=dump.num_free_blocks,
-            kv_blocks_cached=dump.num_cached_blocks,
-            kv_blocks_used=dump.num_used_blocks,
-            kv_blocks_total=dump.num_total_blocks,
-            invariant_violations=dump.violations,
-            thread_stacks=dump.thread_stacks,
-            input_queue_depth=dump.input_queue_depth,
-            output_queue_depth=dump.output_queue_depth,
-            aborts_queue_depth=dump.aborts_queue_depth,
-        )
-        for request in dump.requests:
-            result.requests.add(
-                request_id=request.request_id,
-                handle=request.key[1],
-                status=request.status,
-                prompt_tokens=request.num_prompt_tokens,
-                output_tokens=request.num_output_tokens,
-                computed_tokens=request.num_computed_tokens,
-                blocks=request.num_blocks,
-                preemptions=request.num_preemptions,
-                age_ms=_to_ms(request.age_s),
-            )
-        return result
 
 
 def _to_ms(seconds: float) -> int:

@@ -21,6 +21,10 @@ class FrontendSettings(Settings):
     metrics_port: int = Field(
         9100, ge=0, le=65535, description="Port of /metrics, /healthz, /readyz; 0 = any free one."
     )
+    admin_host: str = Field(
+        "127.0.0.1", description="Address of the admin port; anything but loopback lets others pause the engines."
+    )
+    admin_port: int = Field(50052, ge=0, le=65535, description="Admin gRPC port; 0 = any free one.")
     engine_endpoints: str = Field(
         "127.0.0.1:50061", description="Engine cores, comma separated: host:port or unix:/path/to/socket."
     )

@@ -84,6 +84,10 @@ class LLMFrontend:
         return self.pool.is_available and not self.is_draining
 
     @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
     def model(self) -> ServingModel:
         """Raises UnavailableError as long as no engine has said which one it is."""
         if self._model is None:

@@ -187,8 +187,9 @@ def _error_of(output: EngineOutput) -> StepwireError:
     if output.finish is not None and output.finish.error is not None:
         return output.finish.error
     if output.finish is not None and output.finish.reason is EngineFinishReason.ABORTED:
-        # Nobody here asked for it: the engine is shutting down and its drain time is over.
-        return UnavailableError("the engine is shutting down", reason="DRAINING", retry_after_ms=RETRY_AFTER_MS)
+        # Nobody here asked for it: the drain time of the engine is over, or an operator has paused it with ABORT.
+        text = "the engine ended the request: it is shutting down, or was paused"
+        return UnavailableError(text, reason="DRAINING", retry_after_ms=RETRY_AFTER_MS)
     return RequestFailedError("the engine failed on this request and gave no reason")
 
 

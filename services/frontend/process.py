@@ -13,7 +13,9 @@ import time
 import uuid
 from collections.abc import Coroutine
 
+from frontend.admin_server import AdminServer
 from frontend.config import FrontendSettings
+from frontend.drain import FrontendDrain
 from frontend.engine_client.connection_state import ClientIdentity
 from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
@@ -45,7 +47,12 @@ class FrontendProcess:
         self._changed = asyncio.Event()
         self.frontend = LLMFrontend(settings, identity, self.metrics, self._changed.set)
         self.server = PublicServer(self.frontend, self.metrics, enable_reflection=settings.enable_reflection)
+        self.drain = FrontendDrain(self.frontend, settings.drain_timeout_s)
+        self.admin_server = AdminServer(
+            self.frontend, self.drain, self.metrics, enable_reflection=settings.enable_reflection
+        )
         self.port = 0
+        self.admin_port = 0
         self.metrics_port = 0
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -55,6 +62,7 @@ class FrontendProcess:
     async def start(self) -> None:
         """Listen, and begin to connect to the engines. Raises BindError before anything else has happened."""
         self.port = self.server.bind(self._settings.host, self._settings.port)
+        self.admin_port = self.admin_server.bind(self._settings.admin_host, self._settings.admin_port)
         self.metrics_port, self._close_metrics = serve_http(
             self._settings.metrics_port,
             self.metrics.registry,
@@ -63,12 +71,14 @@ class FrontendProcess:
             host=self._settings.host,
         )
         await self.server.start()
+        await self.admin_server.start()
         self.frontend.start()
         self._background = [asyncio.create_task(self._publish_health()), asyncio.create_task(self._tick())]
         logger.info(
-            "listening on %s, metrics on %s",
+            "listening on %s, metrics on %s, admin on %s",
             join(self._settings.host, self.port),
             join(self._settings.host, self.metrics_port),
+            join(self._settings.admin_host, self.admin_port),
         )
 
     def request_stop(self, *, at_once: bool = False) -> None:
@@ -92,6 +102,8 @@ class FrontendProcess:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.frontend.wait_idle(), LAST_WORDS_S)
         await self.frontend.close()
+        self.drain.close()
+        await self.admin_server.stop(SERVER_GRACE_S)
         await self.server.stop(SERVER_GRACE_S)
         for task in self._background:
             task.cancel()

@@ -65,7 +65,7 @@ def _show(options: LaunchOptions, started: list[Child], console: Console) -> Non
             services.wait_until_serving(client, started, options.ready_timeout_s)
         sample.stream(client, options.prompt, console)
     if not options.is_demo:
-        sample.print_next_steps(target, console)
+        sample.print_next_steps(target, f"{preflight.HOST}:{options.frontend_admin_port}", console)
 
 
 def _stay(started: list[Child], console: Console) -> None:

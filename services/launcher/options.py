@@ -35,6 +35,7 @@ class LaunchOptions:
 
     engine_port: int
     frontend_port: int
+    frontend_admin_port: int
     engine_metrics_port: int
     frontend_metrics_port: int
     prompt: str
@@ -51,6 +52,7 @@ class LaunchOptions:
         return {
             "engine-port": self.engine_port,
             "frontend-port": self.frontend_port,
+            "frontend-admin-port": self.frontend_admin_port,
             "engine-metrics-port": self.engine_metrics_port,
             "frontend-metrics-port": self.frontend_metrics_port,
         }
@@ -68,6 +70,7 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
     return LaunchOptions(
         engine_port=values.engine_port,
         frontend_port=values.frontend_port,
+        frontend_admin_port=values.frontend_admin_port,
         engine_metrics_port=values.engine_metrics_port,
         frontend_metrics_port=values.frontend_metrics_port,
         prompt=values.prompt,
@@ -110,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--prompt", default="The capital of France is", help="prompt of the sample answer")
     add("--engine-port", type=int, default=50061)
     add("--frontend-port", type=int, default=50051)
+    add("--frontend-admin-port", type=int, default=50052)
     add("--engine-metrics-port", type=int, default=9101)
     add("--frontend-metrics-port", type=int, default=9100)
     add("--log-dir", type=Path, default=Path("build/logs"), help="where both services log")

@@ -35,19 +35,29 @@ def stream(client: Client, prompt: str, console: Console) -> None:
     console.print()
 
 
-def print_next_steps(target: str, console: Console) -> None:
-    """Two commands that work as they stand."""
+def print_next_steps(target: str, admin_target: str, console: Console) -> None:
+    """Commands that work as they stand."""
     console.print("\nSend the next request:", style="bold")
     for line in (cli_line(target), grpcurl_line(target)):
         console.print("  " + line, markup=False, highlight=False, soft_wrap=True)
+    console.print("\nLook after the engine:", style="bold")
+    console.print("  " + admin_line(admin_target), markup=False, highlight=False, soft_wrap=True)
     console.print("\nCtrl-C stops both services.", style="dim")
 
 
 def cli_line(target: str) -> str:
     """With the `stepwire` command, which lies beside the Python that runs this."""
+    return shlex.join([_command(), "generate", NEXT_PROMPT, "--max-tokens", "64", "--target", target])
+
+
+def admin_line(target: str) -> str:
+    """The state of the engine, on the frontend's admin port."""
+    return shlex.join([_command(), "admin", "dump-state", "--target", target])
+
+
+def _command() -> str:
     command = Path(sys.executable).with_name("stepwire")
-    shown = command.relative_to(Path.cwd()) if command.is_relative_to(Path.cwd()) else command
-    return shlex.join([str(shown), "generate", NEXT_PROMPT, "--max-tokens", "64", "--target", target])
+    return str(command.relative_to(Path.cwd()) if command.is_relative_to(Path.cwd()) else command)
 
 
 def grpcurl_line(target: str) -> str:

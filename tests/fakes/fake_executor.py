@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 
 from engine_core.config import EngineSettings
-from engine_core.model_executor.executor import FailureCallback, ModelInfo
+from engine_core.model_executor.executor import FailureCallback, MemoryPart, ModelInfo, WorkerHealth
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import LogprobsParams, RequestKey
 from fakes.worker_logprobs import fake_prompt, fake_sampled
@@ -24,6 +25,8 @@ CALLBACK_TOKEN = 503
 # Each step that computes for such a prompt takes this long, as a real model would; for tests of drains.
 SLOW_TOKEN = 502
 SLOW_STEP_S = 0.005
+# A dummy batch of this size fails.
+FAILING_BATCH = 13
 
 
 def next_token(token_ids: list[int]) -> int:
@@ -41,6 +44,9 @@ class FakeExecutor:
         self.is_shut_down = False
         self.finished_keys: list[RequestKey] = []
         self.scheduler_outputs: list[SchedulerOutput] = []
+        self.num_dummy_tokens: list[int] = []
+        self.released: set[MemoryPart] = set()
+        self._is_profiling = False
         self._num_blocks = settings.num_blocks or 1024
         self._token_ids: dict[RequestKey, list[int]] = {}
         self._prompts: dict[RequestKey, list[int]] = {}
@@ -74,6 +80,8 @@ class FakeExecutor:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self.gate.wait()
+        if scheduler_output.num_scheduled_tokens:
+            self._require_memory()
         self.scheduler_outputs.append(scheduler_output)
         self.finished_keys += scheduler_output.finished_keys
         for key in scheduler_output.finished_keys:
@@ -123,8 +131,35 @@ class FakeExecutor:
         token_ids.append(next_token(token_ids))
         return token_ids[-1:]
 
-    def check_health(self) -> None:
-        pass
+    def execute_dummy_batch(self, num_tokens: int) -> None:
+        if num_tokens == FAILING_BATCH:
+            raise RuntimeError("no such batch")
+        self._require_memory()
+        self.num_dummy_tokens.append(num_tokens)
+
+    def check_health(self) -> list[WorkerHealth]:
+        return [WorkerHealth(0, is_healthy=True), WorkerHealth(1, is_healthy=False, message="it does not answer")]
+
+    def release_memory(self, part: MemoryPart) -> int:
+        self.released.add(part)
+        return 1000
+
+    def restore_memory(self, part: MemoryPart) -> None:
+        self.released.remove(part)
+
+    def start_profile(self) -> None:
+        self._is_profiling = True
+
+    def stop_profile(self, directory: Path, prefix: str) -> list[str]:
+        assert self._is_profiling
+        self._is_profiling = False
+        path = directory / f"{prefix or 'trace'}-0.json"
+        path.write_text("{}")
+        return [str(path)]
+
+    def _require_memory(self) -> None:
+        if self.released:
+            raise RuntimeError("the model was run without its memory")
 
     def shutdown(self) -> None:
         self.is_shut_down = True

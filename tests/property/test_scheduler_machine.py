@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine_core.scheduler.output import EngineCoreOutput, Finish, FinishReason, SchedulerOutput
+from engine_core.scheduler.pause_state import PauseState
 from engine_core.scheduler.request import (
     NO_LOGPROBS,
     LogprobsParams,
@@ -205,6 +206,22 @@ class SchedulerMachine(RuleBasedStateMachine):
     def pass_time(self, delay: int) -> None:
         self.now += delay
 
+    # -- pauses and resets -------------------------------------------------------------------------------------------
+
+    @rule(state=st.sampled_from([PauseState.NONE, PauseState.NONE, PauseState.NEW, PauseState.ALL]))
+    def pause(self, state: PauseState) -> None:
+        self.scheduler.pause_state = state
+
+    @rule(preempts=st.sampled_from([False, True]))
+    def reset_prefix_cache(self, preempts: bool) -> None:
+        if preempts:
+            self.scheduler.preempt_all(self.now)
+        stats = self.scheduler.stats()
+        assert not (preempts and stats.num_used_blocks)
+        assert self.scheduler.kv_cache_manager.pool.reset_prefix_cache() == (stats.num_used_blocks == 0)
+        if not stats.num_used_blocks:
+            assert self.scheduler.stats().num_cached_blocks == 0
+
     # -- steps -------------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.stories)
@@ -224,11 +241,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         step = self.scheduler.schedule(self.now)
         assert self.scheduler.check_integrity() == []
         self._check_limits(step)
+        may_advance = self._may_advance() - expiring.keys()
+        assert step.num_scheduled_tokens.keys() <= may_advance
         for key in step.num_scheduled_tokens:
-            assert key not in expiring
             self.stories[key].was_scheduled = True
         # Something always progresses, or "waits for ever" is possible.
-        assert step.num_scheduled_tokens or not self.scheduler.requests
+        assert step.num_scheduled_tokens or not may_advance
         runner_output = self.worker.execute(step)
         self._abort([key for key in abort_meanwhile if key not in expiring])
         expired: dict[RequestKey, str] = {}
@@ -240,6 +258,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(expired) == set(expiring)
         for key, reason in expired.items():
             assert reason in expiring[key]
+
+    def _may_advance(self) -> set[RequestKey]:
+        """Whom the pause lets have tokens."""
+        match self.scheduler.pause_state:
+            case PauseState.NONE:
+                return set(self._live())
+            case PauseState.NEW:
+                return {key for key in self._live() if self.stories[key].was_scheduled}
+            case PauseState.ALL:
+                return set()
 
     def _expiring(self) -> dict[RequestKey, set[str]]:
         expiring: dict[RequestKey, set[str]] = {}
@@ -328,15 +356,18 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_when_idle(self) -> None:
-        if not self.scheduler.has_work:
-            assert self._live() == []
-            assert self.worker.requests == {}
+        if self.scheduler.has_work:
+            return
+        assert self._may_advance() == set()
+        assert self.worker.requests.keys() <= set(self._live())
+        if not self._live():
             assert self.scheduler.stats().num_used_blocks == 0
 
     def teardown(self) -> None:
         """Every request ends, the worker hears of each end once, and the cache is empty."""
         if not hasattr(self, "scheduler"):
             return
+        self.scheduler.pause_state = PauseState.NONE
         # The oldest running request is never preempted, so each step brings the head of the line one token further.
         limit = sum(self.stories[key].request.max_num_tokens for key in self._live()) + 2
         for _ in range(limit):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from itertools import product
+from itertools import permutations, product
 from unittest.mock import Mock
 
 import pytest
@@ -21,16 +21,18 @@ PATHS = {
     EngineState.STARTING: [],
     EngineState.WARMING_UP: [EngineState.WARMING_UP],
     EngineState.RUNNING: [EngineState.WARMING_UP, EngineState.RUNNING],
+    EngineState.PAUSED: [EngineState.WARMING_UP, EngineState.RUNNING, EngineState.PAUSED],
+    EngineState.SLEEPING: [EngineState.WARMING_UP, EngineState.RUNNING, EngineState.PAUSED, EngineState.SLEEPING],
     EngineState.STALLED: [EngineState.WARMING_UP, EngineState.RUNNING, EngineState.STALLED],
     EngineState.DRAINING: [EngineState.DRAINING],
     EngineState.DEAD: [EngineState.DEAD],
 }
+SERVING = ("RUNNING", "PAUSED", "SLEEPING", "STALLED")
 ALLOWED = {
     ("STARTING", "WARMING_UP"),
     ("WARMING_UP", "RUNNING"),
-    ("RUNNING", "STALLED"),
-    ("STALLED", "RUNNING"),
-    *((state, end) for state in ("STARTING", "WARMING_UP", "RUNNING", "STALLED") for end in ("DRAINING", "DEAD")),
+    *permutations(SERVING, 2),
+    *product(("STARTING", "WARMING_UP", *SERVING), ("DRAINING", "DEAD")),
     ("DRAINING", "DEAD"),
 }
 
@@ -42,6 +44,24 @@ def test_only_transitions_of_the_table_happen(old: EngineState, new: EngineState
         assert lifecycle.move_to(state)
     assert lifecycle.move_to(new) == ((old.name, new.name) in ALLOWED)
     assert lifecycle.state is (new if (old.name, new.name) in ALLOWED else old)
+
+
+@pytest.mark.parametrize("before", [EngineState.RUNNING, EngineState.PAUSED, EngineState.SLEEPING])
+def test_the_end_of_a_stall_leads_back_to_where_it_began(before: EngineState) -> None:
+    lifecycle = EngineLifecycle()
+    for state in [*PATHS[before], EngineState.STALLED]:
+        lifecycle.move_to(state)
+    assert lifecycle.end_stall()
+    assert lifecycle.state is before
+    assert not lifecycle.end_stall()
+
+
+def test_a_state_set_during_a_stall_ends_it() -> None:
+    lifecycle = EngineLifecycle()
+    for state in [*PATHS[EngineState.STALLED], EngineState.PAUSED]:
+        lifecycle.move_to(state)
+    assert not lifecycle.end_stall()
+    assert lifecycle.state is EngineState.PAUSED
 
 
 def test_listeners_hear_the_present_and_every_change() -> None:
@@ -71,6 +91,15 @@ def test_first_request_drains_second_aborts_later_ones_change_nothing() -> None:
     for _ in range(4):
         controller.request("SIGTERM")
     assert [call.args for call in proc.request_shutdown.call_args_list] == [(30.0, "SIGTERM"), (0.0, "SIGTERM")]
+
+
+def test_a_drain_by_a_utility_call_counts_as_the_first_signal() -> None:
+    proc = Mock(spec=EngineCoreProc)
+    controller = ShutdownController(30.0, Mock(), Mock())
+    controller.attach(proc)
+    controller.drain(None, "operator")
+    controller.request("SIGTERM")
+    assert [call.args for call in proc.request_shutdown.call_args_list] == [(30.0, "operator"), (0.0, "SIGTERM")]
 
 
 def test_before_the_model_is_loaded_the_process_ends_at_once() -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import weakref
+from pathlib import Path
+
 import pytest
+import torch
 
 from engine_core.config import EngineSettings
-from engine_core.model_executor.executor import ModelInfo
+from engine_core.model_executor.executor import MemoryPart, ModelInfo, WorkerHealth
 from engine_core.model_executor.in_process_executor import InProcessExecutor
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import SamplingParams
@@ -139,6 +145,70 @@ def test_calls_out_of_order(loaded):
     loaded.execute_model(empty)
     with pytest.raises(InvariantViolation):
         loaded.execute_model(empty)
+
+
+def test_memory_given_back_and_taken_again(executor):
+    expected = generate(executor, A, SamplingParams(), 6)
+    known = new(B, SamplingParams())
+    tokens = step(executor, {B: 5}, new=[known])[B]
+    caches = [weakref.ref(cache.keys) for cache in executor._runner._caches]
+    weights = {name: tensor.clone() for name, tensor in executor._runner._backend._module.state_dict().items()}
+
+    kv_cache_bytes = 50 * BLOCK_SIZE * executor.model_info.kv_bytes_per_token
+    assert executor.release_memory(MemoryPart.KV_CACHE) == kv_cache_bytes
+    assert executor.release_memory(MemoryPart.KV_CACHE) == 0
+    # On a CPU the weights are where an offload would put them.
+    assert executor.release_memory(MemoryPart.WEIGHTS) == 0
+    assert [cache() for cache in caches] == [None] * len(caches)
+
+    for part in (MemoryPart.WEIGHTS, MemoryPart.KV_CACHE):
+        executor.restore_memory(part)
+    module = executor._runner._backend._module
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in module.state_dict().items())
+    # The record of the request has stayed; its KV is computed again.
+    resumed = CachedRequestData(B, list(range(1, 10)), 0, is_resumed=True)
+    tokens += step(executor, {B: 6}, cached=[resumed])[B]
+    while len(tokens) < 6:
+        tokens += step(executor, {B: 1})[B]
+    assert tokens == expected
+
+
+def test_weights_leave_the_device_and_come_back(executor):
+    # The meta device stands in for a host: what is there can not be lost unnoticed.
+    backend = executor._runner._backend
+    num_bytes = sum(tensor.nbytes for tensor in [*backend._module.parameters(), *backend._module.buffers()])
+    assert backend.move_weights(torch.device("meta")) == num_bytes
+    assert {parameter.device.type for parameter in backend._module.parameters()} == {"meta"}
+
+
+def test_a_dummy_batch_may_be_longer_than_the_context(executor):
+    longest = executor.model_info.max_position_embeddings
+    assert executor._sequences_of(2 * longest + 3) == [longest, longest, 3]
+    executor.execute_dummy_batch(7)
+    # Nothing of it is seen by requests.
+    assert generate(executor, A, SamplingParams(), 4) == generate(executor, B, SamplingParams(), 4)
+
+
+def test_health_is_that_of_the_device(executor, monkeypatch):
+    assert executor.check_health() == [WorkerHealth(0, is_healthy=True)]
+
+    def fail(*_, **__):
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(torch, "ones", fail)
+    assert executor.check_health() == [WorkerHealth(0, is_healthy=False, message="RuntimeError: device lost")]
+
+
+def test_a_profile_holds_the_steps(executor, tmp_path):
+    executor.start_profile()
+    executor.execute_dummy_batch(3)
+    (path,) = executor.stop_profile(tmp_path, "mine")
+    trace = json.loads(gzip.decompress(Path(path).read_bytes()))
+    assert any(event.get("name", "").startswith("aten::") for event in trace["traceEvents"])
+    with pytest.raises(InvariantViolation):
+        executor.stop_profile(tmp_path, "")
+    executor.start_profile()
+    executor.shutdown()
 
 
 def test_shutdown_twice_and_half_built(loaded):

@@ -64,6 +64,7 @@ def test_unknown_flags_go_to_the_engine_and_those_after_dashes_to_the_frontend()
     frontend = services.frontend_command(parsed)
     assert frontend[2:5] == ["frontend", "--log-level", "DEBUG"]
     assert frontend[frontend.index("--engine-endpoints") + 1] == "127.0.0.1:50061"
+    assert frontend[frontend.index("--admin-port") + 1] == "50052"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_stopping_waits_longer_than_the_longest_drain():
 
 
 def test_documented_ports_are_the_defaults():
-    assert sorted(options.parse([]).ports().values()) == [9100, 9101, 50051, 50061]
+    assert sorted(options.parse([]).ports().values()) == [9100, 9101, 50051, 50052, 50061]
 
 
 def test_a_child_that_ends_by_itself_shows_the_end_of_its_log(tmp_path):
@@ -127,8 +128,9 @@ class Launch:
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.events_path = launched_services.write(directory)
-        self.ports = free_ports(4)
+        self.ports = free_ports(5)
         flags = ("--engine-port", "--frontend-port", "--engine-metrics-port", "--frontend-metrics-port")
+        flags += ("--frontend-admin-port",)
         placed = [text for flag, port in zip(flags, self.ports, strict=True) for text in (flag, str(port))]
         environment = {**os.environ, "PYTHONPATH": str(directory)}
         self.process = subprocess.Popen(

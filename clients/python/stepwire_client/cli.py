@@ -1,4 +1,4 @@
-"""The `stepwire` command: generate, tokenize, models, health.
+"""The `stepwire` command: generate, tokenize, models, health, admin.
 
 Exit codes: 0 done, 1 the server refused or failed, 2 wrong usage, 130 interrupted (which aborts what was running).
 """
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from stepwire_client import cli_generate, cli_input, cli_printing
+from stepwire_client import cli_admin, cli_generate, cli_input, cli_printing
 from stepwire_client import cli_options as opt
 from stepwire_client.cli_session import FAILED, connected
 from stepwire_client.client import DEFAULT_TARGET, GENERATION_SERVICE
@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(cli_generate.generate)
+app.add_typer(cli_admin.app, name="admin")
 
 Texts = Annotated[
     list[str] | None, typer.Argument(parser=cli_input.text, help="Texts to encode; nothing = standard input.")

@@ -25,6 +25,7 @@ _HINTS = {
     "QUEUE_FULL": "the server is full",
     "DRAINING": "the server is shutting down",
     "ENGINE_STARTING": "the engine is still starting",
+    "ENGINE_NOT_FOUND": "the admin port has no such engine",
     "ENGINE_DEAD": "the engine died; it may be back in a moment",
 }
 # A model may emit escape sequences, and a terminal would obey them.

@@ -18,9 +18,15 @@ INTERRUPTED = 130
 @contextmanager
 def connected(target: str, timeout_s: float | None = None) -> Iterator[Client]:
     """A client for the body; `timeout_s` is what the user gave, for the message when it has passed."""
+    with reported(target, timeout_s), Client(target) as client:
+        yield client
+
+
+@contextmanager
+def reported(target: str, timeout_s: float | None = None) -> Iterator[None]:
+    """Failures of the body as the user sees them, whatever client it uses."""
     try:
-        with Client(target) as client:
-            yield client
+        yield
     except CallError as error:
         cli_printing.print_error(error, target, timeout_s)
         raise typer.Exit(FAILED) from error

@@ -6,9 +6,11 @@ A step is two calls, so that the bitmask of grammars can be made while the forwa
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
@@ -32,6 +34,24 @@ class ModelInfo:
     weight_bytes: int
 
 
+class MemoryPart(enum.Enum):
+    """Device memory that a sleep gives back."""
+
+    # Kept on the host meanwhile.
+    WEIGHTS = enum.auto()
+    # Content is lost; the size stays.
+    KV_CACHE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """Answer of one worker to a health check; the message says what is wrong."""
+
+    rank: int
+    is_healthy: bool
+    message: str = ""
+
+
 class Executor(Protocol):
     """Runs the model for one engine core."""
 
@@ -53,8 +73,23 @@ class Executor(Protocol):
     def sample_tokens(self) -> Future[ModelRunnerOutput]:
         """Sample from the forward pass just started. The future may be done already."""
 
-    def check_health(self) -> None:
-        """Raises when a worker can not answer."""
+    def execute_dummy_batch(self, num_tokens: int) -> None:
+        """One forward pass without requests; between two steps."""
+
+    def check_health(self) -> list[WorkerHealth]:
+        """Ask every worker whether its device still works; one that does not answer within 10 s is unhealthy."""
+
+    def release_memory(self, part: MemoryPart) -> int:
+        """Give device memory back, between two steps; returns the bytes. No step may run before it is restored."""
+
+    def restore_memory(self, part: MemoryPart) -> None:
+        """Take it again. What the workers know of the requests has stayed; after KV_CACHE all blocks are empty."""
+
+    def start_profile(self) -> None:
+        """Record until `stop_profile`. The caller keeps them in turn."""
+
+    def stop_profile(self, directory: Path, prefix: str) -> list[str]:
+        """Write what was recorded, one file for each worker; returns their paths."""
 
     def shutdown(self) -> None:
         """Release everything; safe to call twice and on a half-built executor."""

@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 
 from engine_core.config import EngineSettings
-from engine_core.model_executor.executor import ModelInfo
+from engine_core.model_executor.executor import MemoryPart, ModelInfo, WorkerHealth
 from engine_core.model_executor.kv_cache_size import determine_num_blocks
 from engine_core.model_executor.loader import LoadedModel, load_model
 from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.model_runner import ModelRunner
 from engine_core.model_executor.models.support import context_limit
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
+from engine_core.model_executor.profiler import TorchProfiler
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from stepwire.errors import InvariantViolation
 
@@ -33,6 +34,7 @@ class InProcessExecutor:
         self._progress = progress
         loaded = load_model(settings, model_path, progress)
         self._device = loaded.device
+        self._profiler = TorchProfiler()
         backend = TransformersBackend(settings.model, loaded)
         self._runner: ModelRunner | None = ModelRunner(backend, loaded.dtype, loaded.device, settings.max_num_seqs)
         self._model_info = _describe(loaded, backend, self._runner)
@@ -63,11 +65,44 @@ class InProcessExecutor:
         future.set_result(self._running().sample_tokens())
         return future
 
-    def check_health(self) -> None:
+    def execute_dummy_batch(self, num_tokens: int) -> None:
+        self._running().run_dummy_step(self._sequences_of(num_tokens), self._settings.block_size)
+
+    def check_health(self) -> list[WorkerHealth]:
         self._running()
+        try:
+            # Reads back from the device: one that is lost fails here.
+            torch.ones(1, device=self._device).item()
+        except Exception as error:
+            return [WorkerHealth(0, is_healthy=False, message=f"{type(error).__name__}: {error}")]
+        return [WorkerHealth(0, is_healthy=True)]
+
+    def release_memory(self, part: MemoryPart) -> int:
+        if part is MemoryPart.KV_CACHE:
+            freed_bytes = self._running().release_kv_cache()
+        else:
+            freed_bytes = self._running().move_weights(torch.device("cpu"))
+        self._empty_cache()
+        return freed_bytes
+
+    def restore_memory(self, part: MemoryPart) -> None:
+        if part is MemoryPart.KV_CACHE:
+            self._running().restore_kv_cache()
+        else:
+            self._running().move_weights(self._device)
+
+    def start_profile(self) -> None:
+        self._profiler.start()
+
+    def stop_profile(self, directory: Path, prefix: str) -> list[str]:
+        return [self._profiler.stop(directory, prefix)]
 
     def shutdown(self) -> None:
+        self._profiler.discard()
         self._runner = None
+        self._empty_cache()
+
+    def _empty_cache(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -78,13 +113,15 @@ class InProcessExecutor:
 
     def _run_largest_step(self, block_size: int) -> None:
         num_tokens = self._settings.max_num_batched_tokens
-        longest = min(num_tokens, self._model_info.max_position_embeddings)
         # As many rows as can sample in one step, the rest of the tokens in sequences as long as they can be.
-        num_short = self._settings.max_num_seqs - 1
-        lengths = [1] * min(num_short, num_tokens - 1)
-        num_left = num_tokens - len(lengths)
-        lengths += [longest] * (num_left // longest) + ([num_left % longest] if num_left % longest else [])
-        self._running().run_dummy_step(lengths, block_size)
+        num_short = min(self._settings.max_num_seqs - 1, num_tokens - 1)
+        self._running().run_dummy_step([1] * num_short + self._sequences_of(num_tokens - num_short), block_size)
+
+    def _sequences_of(self, num_tokens: int) -> list[int]:
+        """Lengths of the fewest sequences that hold so many tokens."""
+        longest = self._model_info.max_position_embeddings
+        num_full, rest = divmod(num_tokens, longest)
+        return [longest] * num_full + ([rest] if rest else [])
 
 
 def _describe(loaded: LoadedModel, backend: TransformersBackend, runner: ModelRunner) -> ModelInfo:

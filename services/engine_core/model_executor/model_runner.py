@@ -48,6 +48,7 @@ class ModelRunner:
         self._device = device
         self._max_num_seqs = max_num_seqs
         self._caches: list[LayerKVCache] = []
+        self._num_blocks = 0
         self._block_size = 0
         self._requests: InputBatch | None = None
         self._pending: _Pending | None = None
@@ -59,8 +60,23 @@ class ModelRunner:
     def initialize_kv_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocate the cache; requests known before are forgotten."""
         self._caches = self._allocate(num_blocks, block_size)
-        self._block_size = block_size
+        self._num_blocks, self._block_size = num_blocks, block_size
         self._requests = InputBatch(self._max_num_seqs, block_size, self._backend.vocab_size)
+
+    def release_kv_cache(self) -> int:
+        """Drop the cache and keep the record of the requests; returns its size in bytes."""
+        freed_bytes = self._num_blocks * self._block_size * self.kv_bytes_per_token if self._caches else 0
+        self._caches = []
+        return freed_bytes
+
+    def restore_kv_cache(self) -> None:
+        """Allocate it again; all blocks are empty."""
+        if not self._caches:
+            self._caches = self._allocate(self._num_blocks, self._block_size)
+
+    def move_weights(self, device: torch.device) -> int:
+        """Move the weights; returns the bytes that this took off the device they were on, 0 when they were there."""
+        return self._backend.move_weights(device)
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:

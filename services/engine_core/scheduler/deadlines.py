@@ -35,6 +35,11 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._heap)
 
+    @property
+    def next_time(self) -> float | None:
+        """The soonest deadline, perhaps of a request that has ended; None = there is none."""
+        return self._heap[0][0] if self._heap else None
+
     def pop_passed(self, now: float) -> Iterator[tuple[RequestKey, bool]]:
         """Keys whose time has come, and whether it was the queue's."""
         while self._heap and self._heap[0][0] <= now:

@@ -8,7 +8,15 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from engine_core.scheduler.request import NO_LOGPROBS, EventType, LogprobsParams, Request, RequestKey, SamplingParams
+from engine_core.scheduler.request import (
+    NO_LOGPROBS,
+    EventType,
+    LogprobsParams,
+    Request,
+    RequestKey,
+    RequestStatus,
+    SamplingParams,
+)
 from stepwire.packed_logprobs import PackedLogprobs
 
 
@@ -23,6 +31,16 @@ class FinishReason(enum.Enum):
     # Never scheduled: safe to send to another engine.
     REJECTED = enum.auto()
     REPETITION = enum.auto()
+
+
+FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORTED,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
+    RequestStatus.FINISHED_REJECTED: FinishReason.REJECTED,
+}
 
 
 @dataclass(frozen=True, slots=True)

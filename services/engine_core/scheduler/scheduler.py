@@ -8,7 +8,6 @@ result. Owner: the busy-loop thread.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from engine_core.kv_cache.block import KVCacheBlock
 from engine_core.kv_cache.block_hash import BlockHasher
@@ -18,6 +17,7 @@ from engine_core.scheduler.counters import SchedulerCounters
 from engine_core.scheduler.deadlines import DEADLINE, QUEUE_TIMEOUT, Deadlines
 from engine_core.scheduler.logprobs import attach_token_rows, new_prompt_rows
 from engine_core.scheduler.output import (
+    FINISH_REASONS,
     CachedRequestData,
     EngineCoreOutput,
     Finish,
@@ -28,45 +28,12 @@ from engine_core.scheduler.output import (
     SchedulerOutput,
     SchedulerStats,
 )
+from engine_core.scheduler.pause_state import PauseState
 from engine_core.scheduler.request import EventType, Request, RequestKey, RequestStatus
 from engine_core.scheduler.request_queue import RequestQueue
+from engine_core.scheduler.scheduler_config import SchedulerConfig
 from engine_core.scheduler.step_plan import StepPlan
 from engine_core.scheduler.stop_check import check_stop
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Limits of a step and of the queue; the names are those of the command line."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    max_queued_requests: int
-    max_queued_tokens: int
-    long_prefill_token_threshold: int = 0
-    enable_chunked_prefill: bool = True
-    watermark: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs})"
-            )
-        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_model_len "
-                f"({self.max_model_len}): without chunked prefill a full-length prompt would never be scheduled"
-            )
-
-
-FINISH_REASONS = {
-    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
-    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
-    RequestStatus.FINISHED_ABORTED: FinishReason.ABORTED,
-    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
-    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
-    RequestStatus.FINISHED_REJECTED: FinishReason.REJECTED,
-}
 
 # Entries of ended requests that may gather before the heap of deadlines is cleaned.
 DEADLINES_SLACK = 1024
@@ -82,6 +49,7 @@ class Scheduler:
         self.waiting = RequestQueue()
         # In order of admission: the last one is preempted first.
         self.running: list[Request] = []
+        self.pause_state = PauseState.NONE
         self._block_hasher = block_hasher
         self._num_watermark_blocks = int(config.watermark * kv_cache_manager.pool.num_total)
         # Ended requests the workers still hold state for; emptied by the next schedule().
@@ -124,19 +92,28 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Requests to serve, or ends the workers have not been told of (they would keep that state for ever)."""
-        return bool(self.requests) or bool(self._finished_keys) or bool(self._expired_outputs)
+        return bool(self._finished_keys) or bool(self._expired_outputs) or self._can_advance
 
     def schedule(self, now: float) -> SchedulerOutput:
         """Plan one step: expire, then running requests in order, then waiting ones. May plan nothing."""
-        self._expire(now)
-        plan = StepPlan(self.config.max_num_batched_tokens)
+        self.expire(now)
+        plan = StepPlan(0 if self.pause_state is PauseState.ALL else self.config.max_num_batched_tokens)
         self._schedule_running(plan, now)
         # After a preemption there is no room: admitting now would take the blocks that were just given up.
         if not plan.has_preempted:
             self._admit_waiting(plan, now)
         return self._emit(plan)
 
-    def _expire(self, now: float) -> None:
+    @property
+    def _can_advance(self) -> bool:
+        """Whether any request may get tokens, as far as the pause goes."""
+        if self.pause_state is not PauseState.NEW:
+            return self.pause_state is PauseState.NONE and bool(self.requests)
+        # Preempted requests stand in front of those that were never scheduled.
+        return bool(self.running) or (bool(self.waiting) and self.waiting.peek().was_scheduled)
+
+    def expire(self, now: float) -> None:
+        """End requests whose deadline has passed; also called while a pause keeps steps away."""
         for key, is_queue_deadline in self._deadlines.pop_passed(now):
             request = self.requests.get(key)
             if request is None or (is_queue_deadline and request.was_scheduled):
@@ -183,9 +160,17 @@ class Scheduler:
         self._counters.num_preemptions += 1
         self.waiting.prepend(request)
 
+    def preempt_all(self, now: float) -> None:
+        """Take the blocks of every running request; they are recomputed, in the order they ran."""
+        while self.running:
+            self._preempt(self.running.pop(), now)
+
     def _admit_waiting(self, plan: StepPlan, now: float) -> None:
         while self.waiting and plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting.peek()
+            # A pause lets what has begun go on to its end, preempted or not, and begins nothing.
+            if self.pause_state is PauseState.NEW and not request.was_scheduled:
+                return
             computed_blocks = self._computed_blocks(request)
             num_computed_tokens = len(computed_blocks) * self.kv_cache_manager.block_size
             num_new_tokens = self._num_new_tokens(request, num_computed_tokens, plan)
@@ -325,6 +310,11 @@ class Scheduler:
             oldest_waiting_time=next(never_scheduled, None),
             pool=self.kv_cache_manager.pool,
         )
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next request may expire; for an owner that makes no steps meanwhile."""
+        return self._deadlines.next_time
 
     def check_integrity(self) -> list[str]:
         """Broken invariants in words; empty = sound. For idle moments, tests and DumpState."""

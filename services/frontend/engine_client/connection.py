@@ -16,6 +16,7 @@ from typing import Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from frontend.engine_client.balancer import score
 from frontend.engine_client.connection_state import (
@@ -28,7 +29,8 @@ from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineS
 from frontend.engine_client.outbox import NewRequest
 from frontend.engine_client.session import EngineSession
 from frontend.engine_client.tokenizer_store import TokenizerStore
-from frontend.engine_client.wire import to_facts, to_loss
+from frontend.engine_client.utility_calls import UtilityCalls
+from frontend.engine_client.wire import to_engine_error, to_facts, to_loss
 from frontend.engine_outputs import EngineOutput
 from stepwire import __version__, grpc_options
 from stepwire.engine.v1 import engine_core_pb2 as pb
@@ -92,6 +94,7 @@ class EngineConnection:
         self._listener = listener
         self._ready_timeout_s = ready_timeout_s
         self._session: EngineSession | None = None
+        self._utility_calls = UtilityCalls()
         self._num_local_adds = 0
         self._backoff_s = MIN_BACKOFF_S
         self._waiting_for = ""
@@ -105,6 +108,11 @@ class EngineConnection:
     def is_available(self) -> bool:
         """Whether new requests may go there now."""
         return self.state is ConnectionState.READY and self.engine_state.is_serving
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is an engine to talk to, whatever its state."""
+        return self._session is not None
 
     @property
     def score(self) -> int:
@@ -130,9 +138,16 @@ class EngineConnection:
         if self._session is not None:
             self._session.outbox.abort(handles, reason)
 
+    async def call_utility(self, args: Message, timeout_s: float | None) -> Message:
+        """Run one operation on the engine; returns its result, or an EngineError. Ends at once when it is lost."""
+        if self._session is None:
+            return to_engine_error(UnavailableError("the engine is not attached"))
+        return await self._utility_calls.call(self._session.outbox, args, timeout_s)
+
     async def close(self, reason: str, *, abort_running: bool) -> None:
         """Say Goodbye, read what is still coming for a short while, and let go."""
         self._set_state(ConnectionState.CLOSED)
+        self._utility_calls.fail_all(UnavailableError("the frontend is shutting down", reason="DRAINING"))
         if self._session is not None:
             self._session.say_goodbye(reason, abort_running=abort_running)
             await asyncio.wait({self._task}, timeout=GOODBYE_TIMEOUT_S)
@@ -256,6 +271,7 @@ class EngineConnection:
         self.last_error = error
         self.engine_state = EngineState.DEAD if isinstance(error, EngineDeadError) else EngineState.UNSPECIFIED
         self._set_state(ConnectionState.LOST)
+        self._utility_calls.fail_all(error)
         if was_attached:
             self._listener.on_lost(self, error)
 
@@ -286,6 +302,9 @@ class EngineConnection:
         logger.info("engine %s is %s", self.engine_id, state.name)
         self.engine_state = state
         self._set_state(ConnectionState.DRAINING if state is EngineState.DRAINING else ConnectionState.READY)
+
+    def on_utility_result(self, result: pb.UtilityResult) -> None:
+        self._utility_calls.settle(result)
 
     def on_batch_gap(self, num_missing: int) -> None:
         logger.error("engine %s: %d batches of output are missing", self.engine_id, num_missing)

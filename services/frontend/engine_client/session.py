@@ -50,6 +50,8 @@ class SessionListener(Protocol):
 
     def on_batch_gap(self, num_missing: int) -> None: ...
 
+    def on_utility_result(self, result: pb.UtilityResult) -> None: ...
+
 
 class EngineSession:
     """An open stream. `outbox` takes what is to be written, also before the stream is ready."""
@@ -130,6 +132,8 @@ class EngineSession:
         elif kind == "shutdown":
             self._is_draining = True
             self._listener.on_engine_state(EngineState.DRAINING)
+        elif kind == "utility_result":
+            self._listener.on_utility_result(frame.utility_result)
         else:
             # Kinds of frames that a newer engine may have added carry nothing that this frontend asked for.
             logger.debug("frame of kind %s ignored", kind)

@@ -20,6 +20,7 @@ from stepwire.errors import (
     StepwireError,
     UnavailableError,
 )
+from stepwire.grpc_errors import is_retryable, status_code
 from stepwire.packed_logprobs import PackedLogprobs
 from stepwire.v1 import common_pb2
 
@@ -146,6 +147,18 @@ def to_error(error: common_pb2.EngineError) -> StepwireError:
         reason=error.reason or RequestFailedError.default_reason,
         retry_after_ms=error.retry_after_ms or advice,
         retryable=error.retryable,
+    )
+
+
+def to_engine_error(error: StepwireError) -> common_pb2.EngineError:
+    """An error that arose on this side, as an engine would have stated it."""
+    return common_pb2.EngineError(
+        reason=error.reason,
+        message=error.message,
+        grpc_code=status_code(error.reason).value[0],
+        retryable=is_retryable(error),
+        retry_after_ms=error.retry_after_ms,
+        cause_type=error.cause_type if isinstance(error, EngineDeadError) else "",
     )
 
 

@@ -25,17 +25,79 @@ _sym_db = _symbol_database.Default()
 from stepwire.v1 import common_pb2 as stepwire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19stepwire/v1/control.proto\x12\x0bstepwire.v1\x1a\x18stepwire/v1/common.proto\"A\n\rDumpStateArgs\x12\x18\n\x10include_requests\x18\x01 \x01(\x08\x12\x16\n\x0einclude_stacks\x18\x02 \x01(\x08\"\xc2\x04\n\x0f\x44umpStateResult\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.stepwire.v1.EngineState\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12;\n\x08requests\x18\x04 \x03(\x0b\x32).stepwire.v1.DumpStateResult.RequestState\x12\x16\n\x0ekv_blocks_free\x18\x05 \x01(\x04\x12\x18\n\x10kv_blocks_cached\x18\x06 \x01(\x04\x12\x16\n\x0ekv_blocks_used\x18\x07 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x08 \x01(\x04\x12\x1c\n\x14invariant_violations\x18\t \x03(\t\x12\x15\n\rthread_stacks\x18\n \x01(\t\x12\x19\n\x11input_queue_depth\x18\x0b \x01(\r\x12\x1a\n\x12output_queue_depth\x18\x0c \x01(\r\x12\x1a\n\x12\x61\x62orts_queue_depth\x18\r \x01(\r\x1a\xbe\x01\n\x0cRequestState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x06 \x01(\r\x12\x0e\n\x06\x62locks\x18\x07 \x01(\r\x12\x13\n\x0bpreemptions\x18\x08 \x01(\r\x12\x0e\n\x06\x61ge_ms\x18\t \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19stepwire/v1/control.proto\x12\x0bstepwire.v1\x1a\x18stepwire/v1/common.proto\"O\n\x14ResetPrefixCacheArgs\x12\x1e\n\x16reset_running_requests\x18\x01 \x01(\x08\x12\x17\n\x0freset_connector\x18\x02 \x01(\x08\">\n\x16ResetPrefixCacheResult\x12\r\n\x05reset\x18\x01 \x01(\x08\x12\x15\n\rblocks_in_use\x18\x02 \x01(\x04\"F\n\tPauseArgs\x12$\n\x04mode\x18\x01 \x01(\x0e\x32\x16.stepwire.v1.PauseMode\x12\x13\n\x0b\x63lear_cache\x18\x02 \x01(\x08\">\n\x0bPauseResult\x12\x18\n\x10\x61\x62orted_requests\x18\x01 \x01(\r\x12\x15\n\rheld_requests\x18\x02 \x01(\r\"\x0c\n\nResumeArgs\"\x1f\n\x0cResumeResult\x12\x0f\n\x07resumed\x18\x01 \x01(\x08\"\x0e\n\x0cIsPausedArgs\"W\n\x0eIsPausedResult\x12\x0e\n\x06paused\x18\x01 \x01(\x08\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.stepwire.v1.PauseMode\x12\x0f\n\x07pending\x18\x03 \x01(\x08\"_\n\tSleepArgs\x12&\n\x05level\x18\x01 \x01(\x0e\x32\x17.stepwire.v1.SleepLevel\x12*\n\npause_mode\x18\x02 \x01(\x0e\x32\x16.stepwire.v1.PauseMode\"\"\n\x0bSleepResult\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\"0\n\nWakeUpArgs\x12\"\n\x04tags\x18\x01 \x03(\x0e\x32\x14.stepwire.v1.WakeTag\":\n\x0cWakeUpResult\x12*\n\x0cstill_asleep\x18\x01 \x03(\x0e\x32\x14.stepwire.v1.WakeTag\"\x10\n\x0eIsSleepingArgs\"r\n\x10IsSleepingResult\x12\x10\n\x08sleeping\x18\x01 \x01(\x08\x12&\n\x05level\x18\x02 \x01(\x0e\x32\x17.stepwire.v1.SleepLevel\x12$\n\x06\x61sleep\x18\x03 \x03(\x0e\x32\x14.stepwire.v1.WakeTag\"5\n\x10StartProfileArgs\x12\x11\n\tnum_steps\x18\x01 \x01(\r\x12\x0e\n\x06prefix\x18\x02 \x01(\t\"(\n\x12StartProfileResult\x12\x12\n\noutput_dir\x18\x01 \x01(\t\"\x11\n\x0fStopProfileArgs\"\"\n\x11StopProfileResult\x12\r\n\x05\x66iles\x18\x01 \x03(\t\"A\n\rDumpStateArgs\x12\x18\n\x10include_requests\x18\x01 \x01(\x08\x12\x16\n\x0einclude_stacks\x18\x02 \x01(\x08\"\xc2\x04\n\x0f\x44umpStateResult\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.stepwire.v1.EngineState\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12;\n\x08requests\x18\x04 \x03(\x0b\x32).stepwire.v1.DumpStateResult.RequestState\x12\x16\n\x0ekv_blocks_free\x18\x05 \x01(\x04\x12\x18\n\x10kv_blocks_cached\x18\x06 \x01(\x04\x12\x16\n\x0ekv_blocks_used\x18\x07 \x01(\x04\x12\x17\n\x0fkv_blocks_total\x18\x08 \x01(\x04\x12\x1c\n\x14invariant_violations\x18\t \x03(\t\x12\x15\n\rthread_stacks\x18\n \x01(\t\x12\x19\n\x11input_queue_depth\x18\x0b \x01(\r\x12\x1a\n\x12output_queue_depth\x18\x0c \x01(\r\x12\x1a\n\x12\x61\x62orts_queue_depth\x18\r \x01(\r\x1a\xbe\x01\n\x0cRequestState\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\x04\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x06 \x01(\r\x12\x0e\n\x06\x62locks\x18\x07 \x01(\r\x12\x13\n\x0bpreemptions\x18\x08 \x01(\r\x12\x0e\n\x06\x61ge_ms\x18\t \x01(\r\"\x11\n\x0f\x43heckHealthArgs\"\xa2\x01\n\x11\x43heckHealthResult\x12\x0f\n\x07healthy\x18\x01 \x01(\x08\x12<\n\x07workers\x18\x02 \x03(\x0b\x32+.stepwire.v1.CheckHealthResult.WorkerHealth\x1a>\n\x0cWorkerHealth\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07healthy\x18\x02 \x01(\x08\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x17\n\x15GetSupportedTasksArgs\"(\n\x17GetSupportedTasksResult\x12\r\n\x05tasks\x18\x01 \x03(\t\"\x18\n\x16GetKvCacheMetadataArgs\"\xd6\x01\n\x18GetKvCacheMetadataResult\x12;\n\x06groups\x18\x01 \x03(\x0b\x32+.stepwire.v1.GetKvCacheMetadataResult.Group\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\x04\x1aU\n\x05Group\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x12\n\nnum_layers\x18\x03 \x01(\r\x12\x16\n\x0esliding_window\x18\x04 \x01(\r\"+\n\x15\x45xecuteDummyBatchArgs\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\".\n\x17\x45xecuteDummyBatchResult\x12\x13\n\x0b\x64uration_us\x18\x01 \x01(\x04*g\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x01\x12\x13\n\x0fPAUSE_MODE_WAIT\x10\x02\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x03*\x83\x01\n\nSleepLevel\x12\x1b\n\x17SLEEP_LEVEL_UNSPECIFIED\x10\x00\x12\x1a\n\x16SLEEP_LEVEL_PAUSE_ONLY\x10\x01\x12\x1f\n\x1bSLEEP_LEVEL_OFFLOAD_WEIGHTS\x10\x02\x12\x1b\n\x17SLEEP_LEVEL_DISCARD_ALL\x10\x03*i\n\x07WakeTag\x12\x18\n\x14WAKE_TAG_UNSPECIFIED\x10\x00\x12\x14\n\x10WAKE_TAG_WEIGHTS\x10\x01\x12\x15\n\x11WAKE_TAG_KV_CACHE\x10\x02\x12\x17\n\x13WAKE_TAG_SCHEDULING\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stepwire.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DUMPSTATEARGS']._serialized_start=68
-  _globals['_DUMPSTATEARGS']._serialized_end=133
-  _globals['_DUMPSTATERESULT']._serialized_start=136
-  _globals['_DUMPSTATERESULT']._serialized_end=714
-  _globals['_DUMPSTATERESULT_REQUESTSTATE']._serialized_start=524
-  _globals['_DUMPSTATERESULT_REQUESTSTATE']._serialized_end=714
+  _globals['_PAUSEMODE']._serialized_start=2265
+  _globals['_PAUSEMODE']._serialized_end=2368
+  _globals['_SLEEPLEVEL']._serialized_start=2371
+  _globals['_SLEEPLEVEL']._serialized_end=2502
+  _globals['_WAKETAG']._serialized_start=2504
+  _globals['_WAKETAG']._serialized_end=2609
+  _globals['_RESETPREFIXCACHEARGS']._serialized_start=68
+  _globals['_RESETPREFIXCACHEARGS']._serialized_end=147
+  _globals['_RESETPREFIXCACHERESULT']._serialized_start=149
+  _globals['_RESETPREFIXCACHERESULT']._serialized_end=211
+  _globals['_PAUSEARGS']._serialized_start=213
+  _globals['_PAUSEARGS']._serialized_end=283
+  _globals['_PAUSERESULT']._serialized_start=285
+  _globals['_PAUSERESULT']._serialized_end=347
+  _globals['_RESUMEARGS']._serialized_start=349
+  _globals['_RESUMEARGS']._serialized_end=361
+  _globals['_RESUMERESULT']._serialized_start=363
+  _globals['_RESUMERESULT']._serialized_end=394
+  _globals['_ISPAUSEDARGS']._serialized_start=396
+  _globals['_ISPAUSEDARGS']._serialized_end=410
+  _globals['_ISPAUSEDRESULT']._serialized_start=412
+  _globals['_ISPAUSEDRESULT']._serialized_end=499
+  _globals['_SLEEPARGS']._serialized_start=501
+  _globals['_SLEEPARGS']._serialized_end=596
+  _globals['_SLEEPRESULT']._serialized_start=598
+  _globals['_SLEEPRESULT']._serialized_end=632
+  _globals['_WAKEUPARGS']._serialized_start=634
+  _globals['_WAKEUPARGS']._serialized_end=682
+  _globals['_WAKEUPRESULT']._serialized_start=684
+  _globals['_WAKEUPRESULT']._serialized_end=742
+  _globals['_ISSLEEPINGARGS']._serialized_start=744
+  _globals['_ISSLEEPINGARGS']._serialized_end=760
+  _globals['_ISSLEEPINGRESULT']._serialized_start=762
+  _globals['_ISSLEEPINGRESULT']._serialized_end=876
+  _globals['_STARTPROFILEARGS']._serialized_start=878
+  _globals['_STARTPROFILEARGS']._serialized_end=931
+  _globals['_STARTPROFILERESULT']._serialized_start=933
+  _globals['_STARTPROFILERESULT']._serialized_end=973
+  _globals['_STOPPROFILEARGS']._serialized_start=975
+  _globals['_STOPPROFILEARGS']._serialized_end=992
+  _globals['_STOPPROFILERESULT']._serialized_start=994
+  _globals['_STOPPROFILERESULT']._serialized_end=1028
+  _globals['_DUMPSTATEARGS']._serialized_start=1030
+  _globals['_DUMPSTATEARGS']._serialized_end=1095
+  _globals['_DUMPSTATERESULT']._serialized_start=1098
+  _globals['_DUMPSTATERESULT']._serialized_end=1676
+  _globals['_DUMPSTATERESULT_REQUESTSTATE']._serialized_start=1486
+  _globals['_DUMPSTATERESULT_REQUESTSTATE']._serialized_end=1676
+  _globals['_CHECKHEALTHARGS']._serialized_start=1678
+  _globals['_CHECKHEALTHARGS']._serialized_end=1695
+  _globals['_CHECKHEALTHRESULT']._serialized_start=1698
+  _globals['_CHECKHEALTHRESULT']._serialized_end=1860
+  _globals['_CHECKHEALTHRESULT_WORKERHEALTH']._serialized_start=1798
+  _globals['_CHECKHEALTHRESULT_WORKERHEALTH']._serialized_end=1860
+  _globals['_GETSUPPORTEDTASKSARGS']._serialized_start=1862
+  _globals['_GETSUPPORTEDTASKSARGS']._serialized_end=1885
+  _globals['_GETSUPPORTEDTASKSRESULT']._serialized_start=1887
+  _globals['_GETSUPPORTEDTASKSRESULT']._serialized_end=1927
+  _globals['_GETKVCACHEMETADATAARGS']._serialized_start=1929
+  _globals['_GETKVCACHEMETADATAARGS']._serialized_end=1953
+  _globals['_GETKVCACHEMETADATARESULT']._serialized_start=1956
+  _globals['_GETKVCACHEMETADATARESULT']._serialized_end=2170
+  _globals['_GETKVCACHEMETADATARESULT_GROUP']._serialized_start=2085
+  _globals['_GETKVCACHEMETADATARESULT_GROUP']._serialized_end=2170
+  _globals['_EXECUTEDUMMYBATCHARGS']._serialized_start=2172
+  _globals['_EXECUTEDUMMYBATCHARGS']._serialized_end=2215
+  _globals['_EXECUTEDUMMYBATCHRESULT']._serialized_start=2217
+  _globals['_EXECUTEDUMMYBATCHRESULT']._serialized_end=2263
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from stepwire.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -20,6 +21,490 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _PauseMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PauseModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PauseMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PAUSE_MODE_UNSPECIFIED: _PauseMode.ValueType  # 0
+    PAUSE_MODE_ABORT: _PauseMode.ValueType  # 1
+    """Finish all of them as aborted, and send those outputs."""
+    PAUSE_MODE_WAIT: _PauseMode.ValueType  # 2
+    """Let them finish; admit nothing new meanwhile."""
+    PAUSE_MODE_KEEP: _PauseMode.ValueType  # 3
+    """Freeze them where they are."""
+
+class PauseMode(_PauseMode, metaclass=_PauseModeEnumTypeWrapper):
+    """What happens to requests that are in the engine when it is paused."""
+
+PAUSE_MODE_UNSPECIFIED: PauseMode.ValueType  # 0
+PAUSE_MODE_ABORT: PauseMode.ValueType  # 1
+"""Finish all of them as aborted, and send those outputs."""
+PAUSE_MODE_WAIT: PauseMode.ValueType  # 2
+"""Let them finish; admit nothing new meanwhile."""
+PAUSE_MODE_KEEP: PauseMode.ValueType  # 3
+"""Freeze them where they are."""
+Global___PauseMode: _TypeAlias = PauseMode  # noqa: Y015
+
+class _SleepLevel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SleepLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SleepLevel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SLEEP_LEVEL_UNSPECIFIED: _SleepLevel.ValueType  # 0
+    SLEEP_LEVEL_PAUSE_ONLY: _SleepLevel.ValueType  # 1
+    """Scheduling stops; memory is kept."""
+    SLEEP_LEVEL_OFFLOAD_WEIGHTS: _SleepLevel.ValueType  # 2
+    """Weights move to host memory, the KV cache is dropped."""
+    SLEEP_LEVEL_DISCARD_ALL: _SleepLevel.ValueType  # 3
+    """Weights and KV cache are dropped; weights must be loaded again after waking."""
+
+class SleepLevel(_SleepLevel, metaclass=_SleepLevelEnumTypeWrapper):
+    """How much a sleep gives back."""
+
+SLEEP_LEVEL_UNSPECIFIED: SleepLevel.ValueType  # 0
+SLEEP_LEVEL_PAUSE_ONLY: SleepLevel.ValueType  # 1
+"""Scheduling stops; memory is kept."""
+SLEEP_LEVEL_OFFLOAD_WEIGHTS: SleepLevel.ValueType  # 2
+"""Weights move to host memory, the KV cache is dropped."""
+SLEEP_LEVEL_DISCARD_ALL: SleepLevel.ValueType  # 3
+"""Weights and KV cache are dropped; weights must be loaded again after waking."""
+Global___SleepLevel: _TypeAlias = SleepLevel  # noqa: Y015
+
+class _WakeTag:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WakeTagEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WakeTag.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WAKE_TAG_UNSPECIFIED: _WakeTag.ValueType  # 0
+    WAKE_TAG_WEIGHTS: _WakeTag.ValueType  # 1
+    WAKE_TAG_KV_CACHE: _WakeTag.ValueType  # 2
+    WAKE_TAG_SCHEDULING: _WakeTag.ValueType  # 3
+
+class WakeTag(_WakeTag, metaclass=_WakeTagEnumTypeWrapper):
+    """Part of an engine that can sleep."""
+
+WAKE_TAG_UNSPECIFIED: WakeTag.ValueType  # 0
+WAKE_TAG_WEIGHTS: WakeTag.ValueType  # 1
+WAKE_TAG_KV_CACHE: WakeTag.ValueType  # 2
+WAKE_TAG_SCHEDULING: WakeTag.ValueType  # 3
+Global___WakeTag: _TypeAlias = WakeTag  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheArgs(_message.Message):
+    """Empty the prefix cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESET_RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    RESET_CONNECTOR_FIELD_NUMBER: _builtins.int
+    reset_running_requests: _builtins.bool
+    """Preempt all running requests first, so that their blocks are free; they are recomputed afterwards."""
+    reset_connector: _builtins.bool
+    """Also empty the external KV store behind the connector, if there is one."""
+    def __init__(
+        self,
+        *,
+        reset_running_requests: _builtins.bool = ...,
+        reset_connector: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reset_connector", b"reset_connector", "reset_running_requests", b"reset_running_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetPrefixCacheArgs: _TypeAlias = ResetPrefixCacheArgs  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheResult(_message.Message):
+    """Outcome of a prefix cache reset."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESET_FIELD_NUMBER: _builtins.int
+    BLOCKS_IN_USE_FIELD_NUMBER: _builtins.int
+    reset: _builtins.bool
+    """False when blocks were still in use, so that nothing was reset; that is an answer, not an error."""
+    blocks_in_use: _builtins.int
+    """Blocks in use when the reset was refused."""
+    def __init__(
+        self,
+        *,
+        reset: _builtins.bool = ...,
+        blocks_in_use: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_in_use", b"blocks_in_use", "reset", b"reset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetPrefixCacheResult: _TypeAlias = ResetPrefixCacheResult  # noqa: Y015
+
+@_typing.final
+class PauseArgs(_message.Message):
+    """Stop scheduling. The result is sent once the engine is idle in the sense of the mode."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    CLEAR_CACHE_FIELD_NUMBER: _builtins.int
+    mode: Global___PauseMode.ValueType
+    clear_cache: _builtins.bool
+    """Afterwards reset the prefix cache (with running requests and connector) and the encoder caches."""
+    def __init__(
+        self,
+        *,
+        mode: Global___PauseMode.ValueType = ...,
+        clear_cache: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clear_cache", b"clear_cache", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseArgs: _TypeAlias = PauseArgs  # noqa: Y015
+
+@_typing.final
+class PauseResult(_message.Message):
+    """The engine is paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ABORTED_REQUESTS_FIELD_NUMBER: _builtins.int
+    HELD_REQUESTS_FIELD_NUMBER: _builtins.int
+    aborted_requests: _builtins.int
+    held_requests: _builtins.int
+    """Frozen by PAUSE_MODE_KEEP."""
+    def __init__(
+        self,
+        *,
+        aborted_requests: _builtins.int = ...,
+        held_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_requests", b"aborted_requests", "held_requests", b"held_requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseResult: _TypeAlias = PauseResult  # noqa: Y015
+
+@_typing.final
+class ResumeArgs(_message.Message):
+    """Schedule again. FAILED_PRECONDITION while a pause is still being agreed on, or while something sleeps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeArgs: _TypeAlias = ResumeArgs  # noqa: Y015
+
+@_typing.final
+class ResumeResult(_message.Message):
+    """The engine schedules again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUMED_FIELD_NUMBER: _builtins.int
+    resumed: _builtins.bool
+    """False when it was not paused."""
+    def __init__(
+        self,
+        *,
+        resumed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resumed", b"resumed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeResult: _TypeAlias = ResumeResult  # noqa: Y015
+
+@_typing.final
+class IsPausedArgs(_message.Message):
+    """Ask for the pause state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IsPausedArgs: _TypeAlias = IsPausedArgs  # noqa: Y015
+
+@_typing.final
+class IsPausedResult(_message.Message):
+    """The pause state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAUSED_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    paused: _builtins.bool
+    mode: Global___PauseMode.ValueType
+    """Mode in force; unspecified when not paused."""
+    pending: _builtins.bool
+    """A pause was asked for and is not complete."""
+    def __init__(
+        self,
+        *,
+        paused: _builtins.bool = ...,
+        mode: Global___PauseMode.ValueType = ...,
+        pending: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "paused", b"paused", "pending", b"pending"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IsPausedResult: _TypeAlias = IsPausedResult  # noqa: Y015
+
+@_typing.final
+class SleepArgs(_message.Message):
+    """Give device memory back. Implies a pause; the result is sent after the pause has completed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    PAUSE_MODE_FIELD_NUMBER: _builtins.int
+    level: Global___SleepLevel.ValueType
+    pause_mode: Global___PauseMode.ValueType
+    def __init__(
+        self,
+        *,
+        level: Global___SleepLevel.ValueType = ...,
+        pause_mode: Global___PauseMode.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "pause_mode", b"pause_mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepArgs: _TypeAlias = SleepArgs  # noqa: Y015
+
+@_typing.final
+class SleepResult(_message.Message):
+    """The engine sleeps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FREED_BYTES_FIELD_NUMBER: _builtins.int
+    freed_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        freed_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["freed_bytes", b"freed_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SleepResult: _TypeAlias = SleepResult  # noqa: Y015
+
+@_typing.final
+class WakeUpArgs(_message.Message):
+    """Bring parts back. Scheduling resumes only when nothing sleeps any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[Global___WakeTag.ValueType]:
+        """Empty = everything."""
+
+    def __init__(
+        self,
+        *,
+        tags: _abc.Iterable[Global___WakeTag.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeUpArgs: _TypeAlias = WakeUpArgs  # noqa: Y015
+
+@_typing.final
+class WakeUpResult(_message.Message):
+    """The parts asked for are back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STILL_ASLEEP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def still_asleep(self) -> _containers.RepeatedScalarFieldContainer[Global___WakeTag.ValueType]:
+        """Parts that still sleep."""
+
+    def __init__(
+        self,
+        *,
+        still_asleep: _abc.Iterable[Global___WakeTag.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["still_asleep", b"still_asleep"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WakeUpResult: _TypeAlias = WakeUpResult  # noqa: Y015
+
+@_typing.final
+class IsSleepingArgs(_message.Message):
+    """Ask for the sleep state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IsSleepingArgs: _TypeAlias = IsSleepingArgs  # noqa: Y015
+
+@_typing.final
+class IsSleepingResult(_message.Message):
+    """The sleep state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SLEEPING_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    ASLEEP_FIELD_NUMBER: _builtins.int
+    sleeping: _builtins.bool
+    level: Global___SleepLevel.ValueType
+    """Unspecified when awake."""
+    @_builtins.property
+    def asleep(self) -> _containers.RepeatedScalarFieldContainer[Global___WakeTag.ValueType]: ...
+    def __init__(
+        self,
+        *,
+        sleeping: _builtins.bool = ...,
+        level: Global___SleepLevel.ValueType = ...,
+        asleep: _abc.Iterable[Global___WakeTag.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asleep", b"asleep", "level", b"level", "sleeping", b"sleeping"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IsSleepingResult: _TypeAlias = IsSleepingResult  # noqa: Y015
+
+@_typing.final
+class StartProfileArgs(_message.Message):
+    """Start a device and host profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_STEPS_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    num_steps: _builtins.int
+    """Stop by itself after this many steps; 0 = until StopProfile."""
+    prefix: _builtins.str
+    """Start of the trace file's name."""
+    def __init__(
+        self,
+        *,
+        num_steps: _builtins.int = ...,
+        prefix: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_steps", b"num_steps", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartProfileArgs: _TypeAlias = StartProfileArgs  # noqa: Y015
+
+@_typing.final
+class StartProfileResult(_message.Message):
+    """A profile is running."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_DIR_FIELD_NUMBER: _builtins.int
+    output_dir: _builtins.str
+    def __init__(
+        self,
+        *,
+        output_dir: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_dir", b"output_dir"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartProfileResult: _TypeAlias = StartProfileResult  # noqa: Y015
+
+@_typing.final
+class StopProfileArgs(_message.Message):
+    """Stop the profile."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopProfileArgs: _TypeAlias = StopProfileArgs  # noqa: Y015
+
+@_typing.final
+class StopProfileResult(_message.Message):
+    """The profile is written."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        files: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopProfileResult: _TypeAlias = StopProfileResult  # noqa: Y015
 
 @_typing.final
 class DumpStateArgs(_message.Message):
@@ -153,3 +638,229 @@ class DumpStateResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DumpStateResult: _TypeAlias = DumpStateResult  # noqa: Y015
+
+@_typing.final
+class CheckHealthArgs(_message.Message):
+    """Run the health check on every worker of the engine."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckHealthArgs: _TypeAlias = CheckHealthArgs  # noqa: Y015
+
+@_typing.final
+class CheckHealthResult(_message.Message):
+    """One line for each worker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class WorkerHealth(_message.Message):
+        """Answer of one worker."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        RANK_FIELD_NUMBER: _builtins.int
+        HEALTHY_FIELD_NUMBER: _builtins.int
+        MESSAGE_FIELD_NUMBER: _builtins.int
+        rank: _builtins.int
+        healthy: _builtins.bool
+        message: _builtins.str
+        def __init__(
+            self,
+            *,
+            rank: _builtins.int = ...,
+            healthy: _builtins.bool = ...,
+            message: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["healthy", b"healthy", "message", b"message", "rank", b"rank"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    HEALTHY_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    healthy: _builtins.bool
+    """All workers are healthy."""
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckHealthResult.WorkerHealth]: ...
+    def __init__(
+        self,
+        *,
+        healthy: _builtins.bool = ...,
+        workers: _abc.Iterable[Global___CheckHealthResult.WorkerHealth] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["healthy", b"healthy", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckHealthResult: _TypeAlias = CheckHealthResult  # noqa: Y015
+
+@_typing.final
+class GetSupportedTasksArgs(_message.Message):
+    """Ask for the tasks of the loaded model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSupportedTasksArgs: _TypeAlias = GetSupportedTasksArgs  # noqa: Y015
+
+@_typing.final
+class GetSupportedTasksResult(_message.Message):
+    """The tasks; fixed for the life of the engine, so clients keep them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """generate, embed, classify, score, ..."""
+
+    def __init__(
+        self,
+        *,
+        tasks: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSupportedTasksResult: _TypeAlias = GetSupportedTasksResult  # noqa: Y015
+
+@_typing.final
+class GetKvCacheMetadataArgs(_message.Message):
+    """Ask how the KV cache is laid out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetKvCacheMetadataArgs: _TypeAlias = GetKvCacheMetadataArgs  # noqa: Y015
+
+@_typing.final
+class GetKvCacheMetadataResult(_message.Message):
+    """Layout of the KV cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Group(_message.Message):
+        """Layers that share one block table."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KIND_FIELD_NUMBER: _builtins.int
+        BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+        NUM_LAYERS_FIELD_NUMBER: _builtins.int
+        SLIDING_WINDOW_FIELD_NUMBER: _builtins.int
+        kind: _builtins.str
+        """full, sliding_window, chunked_local, mamba, ..."""
+        block_size: _builtins.int
+        num_layers: _builtins.int
+        sliding_window: _builtins.int
+        def __init__(
+            self,
+            *,
+            kind: _builtins.str = ...,
+            block_size: _builtins.int = ...,
+            num_layers: _builtins.int = ...,
+            sliding_window: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "kind", b"kind", "num_layers", b"num_layers", "sliding_window", b"sliding_window"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    block_size: _builtins.int
+    num_blocks: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetKvCacheMetadataResult.Group]: ...
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[Global___GetKvCacheMetadataResult.Group] | None = ...,
+        block_size: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "groups", b"groups", "num_blocks", b"num_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetKvCacheMetadataResult: _TypeAlias = GetKvCacheMetadataResult  # noqa: Y015
+
+@_typing.final
+class ExecuteDummyBatchArgs(_message.Message):
+    """Run one forward pass with no request in it: warm-up, and lock-step ranks that have nothing to do."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """Tokens in the batch; 0 = 1."""
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecuteDummyBatchArgs: _TypeAlias = ExecuteDummyBatchArgs  # noqa: Y015
+
+@_typing.final
+class ExecuteDummyBatchResult(_message.Message):
+    """The pass has run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DURATION_US_FIELD_NUMBER: _builtins.int
+    duration_us: _builtins.int
+    def __init__(
+        self,
+        *,
+        duration_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_us", b"duration_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecuteDummyBatchResult: _TypeAlias = ExecuteDummyBatchResult  # noqa: Y015

@@ -51,6 +51,13 @@ class TransformersBackend:
         """logits_indices [N] into the tokens of the latest `forward` -> logits [N, vocab_size]; no layer runs again."""
         return self._hidden_states.logits(logits_indices)
 
+    def move_weights(self, device: torch.device) -> int:
+        """Move parameters and buffers in place; returns the bytes that changed their device."""
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        moved_bytes = sum(tensor.nbytes for tensor in tensors if tensor.device.type != device.type)
+        self._module.to(device)
+        return moved_bytes
+
     @torch.inference_mode()
     def _probe(self, model: str, loaded: LoadedModel, probe: LayerProbe) -> int:
         architecture = type(loaded.module).__name__

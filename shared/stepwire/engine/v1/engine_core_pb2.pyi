@@ -580,26 +580,132 @@ class UtilityCall(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CALL_ID_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    RESET_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
+    SLEEP_FIELD_NUMBER: _builtins.int
+    WAKE_UP_FIELD_NUMBER: _builtins.int
+    IS_SLEEPING_FIELD_NUMBER: _builtins.int
+    START_PROFILE_FIELD_NUMBER: _builtins.int
+    STOP_PROFILE_FIELD_NUMBER: _builtins.int
     DUMP_STATE_FIELD_NUMBER: _builtins.int
+    CHECK_HEALTH_FIELD_NUMBER: _builtins.int
+    GET_SUPPORTED_TASKS_FIELD_NUMBER: _builtins.int
+    GET_KV_CACHE_METADATA_FIELD_NUMBER: _builtins.int
+    EXECUTE_DUMMY_BATCH_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     """Unique in the session."""
+    timeout_ms: _builtins.int
+    """0 = no limit. When it passes, the engine answers DEADLINE_EXCEEDED; a late result is dropped."""
+    @_builtins.property
+    def reset_prefix_cache(self) -> _control_pb2.ResetPrefixCacheArgs: ...
+    @_builtins.property
+    def pause(self) -> _control_pb2.PauseArgs: ...
+    @_builtins.property
+    def resume(self) -> _control_pb2.ResumeArgs: ...
+    @_builtins.property
+    def is_paused(self) -> _control_pb2.IsPausedArgs: ...
+    @_builtins.property
+    def sleep(self) -> _control_pb2.SleepArgs: ...
+    @_builtins.property
+    def wake_up(self) -> _control_pb2.WakeUpArgs: ...
+    @_builtins.property
+    def is_sleeping(self) -> _control_pb2.IsSleepingArgs: ...
+    @_builtins.property
+    def start_profile(self) -> _control_pb2.StartProfileArgs: ...
+    @_builtins.property
+    def stop_profile(self) -> _control_pb2.StopProfileArgs: ...
     @_builtins.property
     def dump_state(self) -> _control_pb2.DumpStateArgs: ...
+    @_builtins.property
+    def check_health(self) -> _control_pb2.CheckHealthArgs: ...
+    @_builtins.property
+    def get_supported_tasks(self) -> _control_pb2.GetSupportedTasksArgs: ...
+    @_builtins.property
+    def get_kv_cache_metadata(self) -> _control_pb2.GetKvCacheMetadataArgs: ...
+    @_builtins.property
+    def execute_dummy_batch(self) -> _control_pb2.ExecuteDummyBatchArgs: ...
+    @_builtins.property
+    def drain(self) -> Global___DrainArgs: ...
     def __init__(
         self,
         *,
         call_id: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+        reset_prefix_cache: _control_pb2.ResetPrefixCacheArgs | None = ...,
+        pause: _control_pb2.PauseArgs | None = ...,
+        resume: _control_pb2.ResumeArgs | None = ...,
+        is_paused: _control_pb2.IsPausedArgs | None = ...,
+        sleep: _control_pb2.SleepArgs | None = ...,
+        wake_up: _control_pb2.WakeUpArgs | None = ...,
+        is_sleeping: _control_pb2.IsSleepingArgs | None = ...,
+        start_profile: _control_pb2.StartProfileArgs | None = ...,
+        stop_profile: _control_pb2.StopProfileArgs | None = ...,
         dump_state: _control_pb2.DumpStateArgs | None = ...,
+        check_health: _control_pb2.CheckHealthArgs | None = ...,
+        get_supported_tasks: _control_pb2.GetSupportedTasksArgs | None = ...,
+        get_kv_cache_metadata: _control_pb2.GetKvCacheMetadataArgs | None = ...,
+        execute_dummy_batch: _control_pb2.ExecuteDummyBatchArgs | None = ...,
+        drain: Global___DrainArgs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "dump_state", b"dump_state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "execute_dummy_batch", b"execute_dummy_batch", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reset_prefix_cache", b"reset_prefix_cache", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "stop_profile", b"stop_profile", "wake_up", b"wake_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "dump_state", b"dump_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "execute_dummy_batch", b"execute_dummy_batch", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reset_prefix_cache", b"reset_prefix_cache", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "stop_profile", b"stop_profile", "timeout_ms", b"timeout_ms", "wake_up", b"wake_up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["dump_state"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["reset_prefix_cache", "pause", "resume", "is_paused", "sleep", "wake_up", "is_sleeping", "start_profile", "stop_profile", "dump_state", "check_health", "get_supported_tasks", "get_kv_cache_metadata", "execute_dummy_batch", "drain"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 
 Global___UtilityCall: _TypeAlias = UtilityCall  # noqa: Y015
+
+@_typing.final
+class DrainArgs(_message.Message):
+    """Start the shutdown of the engine: the same as a first SIGTERM."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    timeout_ms: _builtins.int
+    """0 = the configured drain time."""
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        timeout_ms: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainArgs: _TypeAlias = DrainArgs  # noqa: Y015
+
+@_typing.final
+class DrainResult(_message.Message):
+    """The drain has begun; ShutdownNotice follows on every stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    requests_in_flight: _builtins.int
+    def __init__(
+        self,
+        *,
+        requests_in_flight: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests_in_flight", b"requests_in_flight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResult: _TypeAlias = DrainResult  # noqa: Y015
 
 @_typing.final
 class UtilityResult(_message.Message):
@@ -609,26 +715,82 @@ class UtilityResult(_message.Message):
 
     CALL_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    RESET_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
+    SLEEP_FIELD_NUMBER: _builtins.int
+    WAKE_UP_FIELD_NUMBER: _builtins.int
+    IS_SLEEPING_FIELD_NUMBER: _builtins.int
+    START_PROFILE_FIELD_NUMBER: _builtins.int
+    STOP_PROFILE_FIELD_NUMBER: _builtins.int
     DUMP_STATE_FIELD_NUMBER: _builtins.int
+    CHECK_HEALTH_FIELD_NUMBER: _builtins.int
+    GET_SUPPORTED_TASKS_FIELD_NUMBER: _builtins.int
+    GET_KV_CACHE_METADATA_FIELD_NUMBER: _builtins.int
+    EXECUTE_DUMMY_BATCH_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
     @_builtins.property
     def error(self) -> _common_pb2.EngineError:
         """Set = the call failed and `result` is unset."""
 
     @_builtins.property
+    def reset_prefix_cache(self) -> _control_pb2.ResetPrefixCacheResult: ...
+    @_builtins.property
+    def pause(self) -> _control_pb2.PauseResult: ...
+    @_builtins.property
+    def resume(self) -> _control_pb2.ResumeResult: ...
+    @_builtins.property
+    def is_paused(self) -> _control_pb2.IsPausedResult: ...
+    @_builtins.property
+    def sleep(self) -> _control_pb2.SleepResult: ...
+    @_builtins.property
+    def wake_up(self) -> _control_pb2.WakeUpResult: ...
+    @_builtins.property
+    def is_sleeping(self) -> _control_pb2.IsSleepingResult: ...
+    @_builtins.property
+    def start_profile(self) -> _control_pb2.StartProfileResult: ...
+    @_builtins.property
+    def stop_profile(self) -> _control_pb2.StopProfileResult: ...
+    @_builtins.property
     def dump_state(self) -> _control_pb2.DumpStateResult: ...
+    @_builtins.property
+    def check_health(self) -> _control_pb2.CheckHealthResult: ...
+    @_builtins.property
+    def get_supported_tasks(self) -> _control_pb2.GetSupportedTasksResult: ...
+    @_builtins.property
+    def get_kv_cache_metadata(self) -> _control_pb2.GetKvCacheMetadataResult: ...
+    @_builtins.property
+    def execute_dummy_batch(self) -> _control_pb2.ExecuteDummyBatchResult: ...
+    @_builtins.property
+    def drain(self) -> Global___DrainResult: ...
     def __init__(
         self,
         *,
         call_id: _builtins.int = ...,
         error: _common_pb2.EngineError | None = ...,
+        reset_prefix_cache: _control_pb2.ResetPrefixCacheResult | None = ...,
+        pause: _control_pb2.PauseResult | None = ...,
+        resume: _control_pb2.ResumeResult | None = ...,
+        is_paused: _control_pb2.IsPausedResult | None = ...,
+        sleep: _control_pb2.SleepResult | None = ...,
+        wake_up: _control_pb2.WakeUpResult | None = ...,
+        is_sleeping: _control_pb2.IsSleepingResult | None = ...,
+        start_profile: _control_pb2.StartProfileResult | None = ...,
+        stop_profile: _control_pb2.StopProfileResult | None = ...,
         dump_state: _control_pb2.DumpStateResult | None = ...,
+        check_health: _control_pb2.CheckHealthResult | None = ...,
+        get_supported_tasks: _control_pb2.GetSupportedTasksResult | None = ...,
+        get_kv_cache_metadata: _control_pb2.GetKvCacheMetadataResult | None = ...,
+        execute_dummy_batch: _control_pb2.ExecuteDummyBatchResult | None = ...,
+        drain: Global___DrainResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["dump_state", b"dump_state", "error", b"error", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "error", b"error", "execute_dummy_batch", b"execute_dummy_batch", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reset_prefix_cache", b"reset_prefix_cache", "result", b"result", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "stop_profile", b"stop_profile", "wake_up", b"wake_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "dump_state", b"dump_state", "error", b"error", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "error", b"error", "execute_dummy_batch", b"execute_dummy_batch", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reset_prefix_cache", b"reset_prefix_cache", "result", b"result", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "stop_profile", b"stop_profile", "wake_up", b"wake_up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["dump_state"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["reset_prefix_cache", "pause", "resume", "is_paused", "sleep", "wake_up", "is_sleeping", "start_profile", "stop_profile", "dump_state", "check_health", "get_supported_tasks", "get_kv_cache_metadata", "execute_dummy_batch", "drain"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 

@@ -1,0 +1,108 @@
+"""stepwire.v1.AdminService: operations on engines, and on this frontend itself. For operators, on a port of its own.
+
+Every engine operation is the same fan-out: the arguments of the request go to each engine that is meant, and the
+response holds what each of them answered. Nothing here knows what an operation does.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+from frontend.api.answering import Context, Rpc, answers_errors
+from frontend.drain import FrontendDrain
+from frontend.engine_client.fan_out import call_engines, drain_engines
+from frontend.engine_client.pool import EnginePool
+from frontend.engine_client.utility_calls import is_error
+from stepwire.errors import InvalidRequestError
+from stepwire.v1 import admin_service_pb2 as pb
+from stepwire.v1 import admin_service_pb2_grpc as pb_grpc
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON_CHARS = 200
+MAX_LOGGED_CHARS = 1000
+
+
+def _audited(rpc: Rpc[Any, Any, Any]) -> Rpc[Any, Any, Any]:
+    """Log who calls what, with which arguments, before anything happens."""
+    answered = answers_errors(rpc)
+
+    @functools.wraps(rpc)
+    async def audited(self: object, request: Message, context: Context) -> Any:
+        arguments = text_format.MessageToString(request, as_one_line=True)[:MAX_LOGGED_CHARS]
+        name = request.DESCRIPTOR.name.removesuffix("Request")
+        logger.info("admin call %s by %s: {%s}", name, context.peer(), arguments)
+        return await answered(self, request, context)
+
+    return audited
+
+
+def _fan_out(response_type: type[Any]) -> Any:
+    """The RPC that asks engines and answers with this response."""
+
+    @_audited
+    async def rpc(self: AdminService, request: Any, context: Context) -> Any:
+        outcomes = await self.call_engines(request.args, request.engines.engine_ids, context)
+        response = response_type()
+        for engine_id, outcome in outcomes.items():
+            (response.errors if is_error(outcome) else response.results)[engine_id].CopyFrom(outcome)
+        return response
+
+    return rpc
+
+
+class AdminService(pb_grpc.AdminServiceServicer):
+    """Answers are the engines'; drains and log levels are this process's."""
+
+    def __init__(self, pool: EnginePool, drain: FrontendDrain) -> None:
+        self._pool = pool
+        self._drain = drain
+
+    ResetPrefixCache = _fan_out(pb.ResetPrefixCacheResponse)
+    Pause = _fan_out(pb.PauseResponse)
+    Resume = _fan_out(pb.ResumeResponse)
+    IsPaused = _fan_out(pb.IsPausedResponse)
+    Sleep = _fan_out(pb.SleepResponse)
+    WakeUp = _fan_out(pb.WakeUpResponse)
+    IsSleeping = _fan_out(pb.IsSleepingResponse)
+    StartProfile = _fan_out(pb.StartProfileResponse)
+    StopProfile = _fan_out(pb.StopProfileResponse)
+    DumpState = _fan_out(pb.DumpStateResponse)
+    CheckHealth = _fan_out(pb.CheckHealthResponse)
+    GetSupportedTasks = _fan_out(pb.GetSupportedTasksResponse)
+    GetKvCacheMetadata = _fan_out(pb.GetKvCacheMetadataResponse)
+
+    @_audited
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        reason = request.reason[:MAX_REASON_CHARS] or "an operator asked for it"
+        num_requests = self._drain.begin(request.timeout_ms / 1000 or None, reason)
+        if request.include_engines:
+            await drain_engines(self._pool.connections, request.timeout_ms, reason, context.time_remaining())
+        return pb.DrainResponse(requests_in_flight=num_requests)
+
+    @_audited
+    async def GetDrainStatus(self, request: pb.GetDrainStatusRequest, context: Context) -> pb.GetDrainStatusResponse:
+        return pb.GetDrainStatusResponse(
+            draining=self._drain.is_draining,
+            requests_in_flight=self._drain.num_requests,
+            remaining_ms=int(1000 * self._drain.remaining_s),
+        )
+
+    @_audited
+    async def SetLogLevel(self, request: pb.SetLogLevelRequest, context: Context) -> pb.SetLogLevelResponse:
+        if request.level.upper() not in logging.getLevelNamesMapping():
+            raise InvalidRequestError.of_field("level", f"{request.level[:32]!r} is not a level of Python's logging")
+        if request.logger and request.logger not in logging.Logger.manager.loggerDict:
+            raise InvalidRequestError.of_field("logger", f"no logger has the name {request.logger[:64]!r}")
+        target = logging.getLogger(request.logger or None)
+        previous = logging.getLevelName(target.getEffectiveLevel())
+        target.setLevel(request.level.upper())
+        return pb.SetLogLevelResponse(previous_level=previous)
+
+    async def call_engines(self, args: Message, engine_ids: Any, context: Context) -> dict[str, Message]:
+        return await call_engines(self._pool.connections, engine_ids, args, context.time_remaining())

@@ -1,0 +1,159 @@
+"""Sleeping: levels, parts, and what an engine without its memory refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core import operations as op
+from engine_core.lifecycle import EngineState
+from engine_core.model_executor.executor import MemoryPart
+from engine_core.operations import PauseMode, SleepLevel, WakeTag
+from engine_core.scheduler.output import FinishReason, RequestError
+from fakes.looped_engine import LoopedEngine
+
+ALL = frozenset(WakeTag)
+
+
+@pytest.fixture
+def engine() -> LoopedEngine:
+    return LoopedEngine()
+
+
+def reason_of(outcome: object) -> str:
+    assert isinstance(outcome, RequestError), outcome
+    return outcome.reason
+
+
+def offload(mode: PauseMode | None = PauseMode.KEEP) -> op.Sleep:
+    return op.Sleep(SleepLevel.OFFLOAD_WEIGHTS, mode)
+
+
+def test_offload_gives_memory_back_and_a_frozen_request_goes_on_after_waking(engine: LoopedEngine) -> None:
+    alone = LoopedEngine()
+    for one in (engine, alone):
+        one.add(1, max_tokens=12)
+    alone.run()
+    engine.turn(4)
+    assert engine.call(offload()) == op.SleepResult(freed_bytes=2000)
+    assert engine.state is EngineState.SLEEPING
+    assert engine.executor.released == set(MemoryPart)
+    assert engine.call(op.IsSleeping()) == op.IsSleepingResult(SleepLevel.OFFLOAD_WEIGHTS, ALL)
+    stats = engine.scheduler.stats()
+    assert (stats.num_used_blocks, stats.num_cached_blocks) == (0, 0)
+
+    assert engine.call(op.WakeUp()) == op.WakeUpResult(frozenset())
+    assert engine.state is EngineState.RUNNING
+    assert engine.executor.released == set()
+    engine.run()
+    assert engine.tokens == alone.tokens
+
+
+def test_sleep_waits_for_the_pause(engine: LoopedEngine) -> None:
+    engine.add(1)
+    engine.turn()
+    call_id = engine.send(offload(PauseMode.WAIT))
+    engine.turn()
+    assert call_id not in engine.results
+    assert engine.executor.released == set()
+    assert reason_of(engine.call(op.WakeUp())) == "PAUSE_PENDING"
+    engine.run()
+    engine.turn()
+    assert engine.results[call_id] == op.SleepResult(2000)
+    assert engine.finishes[1].reason is FinishReason.LENGTH
+
+
+def test_pause_only_keeps_the_memory(engine: LoopedEngine) -> None:
+    assert engine.call(op.Sleep(SleepLevel.PAUSE_ONLY, PauseMode.ABORT)) == op.SleepResult(0)
+    assert engine.state is EngineState.SLEEPING
+    assert engine.executor.released == set()
+    assert engine.call(op.IsSleeping()) == op.IsSleepingResult(SleepLevel.PAUSE_ONLY, frozenset({WakeTag.SCHEDULING}))
+    assert engine.call(op.WakeUp()) == op.WakeUpResult(frozenset())
+    assert engine.call(op.IsSleeping()) == op.IsSleepingResult(None, frozenset())
+    assert engine.state is EngineState.RUNNING
+
+
+def test_scheduling_resumes_only_when_nothing_sleeps(engine: LoopedEngine) -> None:
+    engine.call(offload())
+    engine.add(1)
+    # Asked for too early it stays asleep.
+    assert engine.call(op.WakeUp(frozenset({WakeTag.SCHEDULING}))) == op.WakeUpResult(ALL)
+    weights = op.WakeUp(frozenset({WakeTag.WEIGHTS}))
+    assert engine.call(weights) == op.WakeUpResult(frozenset({WakeTag.KV_CACHE, WakeTag.SCHEDULING}))
+    assert engine.executor.released == {MemoryPart.KV_CACHE}
+    kv_cache = op.WakeUp(frozenset({WakeTag.KV_CACHE}))
+    assert engine.call(kv_cache) == op.WakeUpResult(frozenset({WakeTag.SCHEDULING}))
+    assert engine.tokens[1] == []
+    assert engine.state is EngineState.SLEEPING
+    assert engine.call(op.WakeUp(frozenset({WakeTag.SCHEDULING}))) == op.WakeUpResult(frozenset())
+    engine.run()
+    assert len(engine.tokens[1]) == 5
+
+
+def test_what_needs_an_awake_engine_is_refused(engine: LoopedEngine) -> None:
+    engine.call(offload())
+    for operation in (op.Resume(), op.ExecuteDummyBatch(1), op.Sleep(SleepLevel.PAUSE_ONLY, PauseMode.KEEP)):
+        assert reason_of(engine.call(operation)) == "ENGINE_SLEEPING"
+    # The same again is no error.
+    assert engine.call(offload()) == op.SleepResult(0)
+
+
+def test_a_sleep_without_mode_needs_a_pause(engine: LoopedEngine) -> None:
+    assert reason_of(engine.call(offload(None))) == "FIELD_INVALID"
+    engine.call(op.Pause(PauseMode.KEEP))
+    assert reason_of(engine.call(offload(PauseMode.ABORT))) == "ENGINE_PAUSED"
+    assert engine.call(offload(None)) == op.SleepResult(2000)
+
+
+def test_a_level_that_this_engine_can_not_do_is_named(engine: LoopedEngine) -> None:
+    outcome = engine.call(op.Sleep(SleepLevel.DISCARD_ALL, PauseMode.KEEP))
+    assert reason_of(outcome) == "UNSUPPORTED_FEATURE"
+    assert "DISCARD_ALL" in outcome.message
+    assert engine.call(op.IsPaused()) == op.IsPausedResult(None, is_pending=False)
+
+
+def test_waking_an_awake_engine_changes_nothing(engine: LoopedEngine) -> None:
+    engine.call(op.Pause(PauseMode.KEEP))
+    assert engine.call(op.WakeUp()) == op.WakeUpResult(frozenset())
+    assert engine.state is EngineState.PAUSED
+
+
+def test_memory_that_can_not_be_had_back_stays_asleep(engine: LoopedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.call(offload())
+
+    def fail(part: MemoryPart) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.executor, "restore_memory", fail)
+        outcome = engine.call(op.WakeUp())
+    assert (reason_of(outcome), outcome.cause_type) == ("UTILITY_FAILED", "MemoryError")
+    assert engine.call(op.IsSleeping()).asleep == ALL
+    engine.call(op.WakeUp())
+    assert engine.state is EngineState.RUNNING
+
+
+def test_a_sleep_that_fails_half_way_can_be_woken_up(engine: LoopedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = engine.executor.release_memory
+
+    def fail_for_kv_cache(part: MemoryPart) -> int:
+        if part is MemoryPart.KV_CACHE:
+            raise RuntimeError("boom")
+        return release(part)
+
+    monkeypatch.setattr(engine.executor, "release_memory", fail_for_kv_cache)
+    assert reason_of(engine.call(offload())) == "UTILITY_FAILED"
+    assert engine.state is EngineState.SLEEPING
+    assert engine.call(op.IsSleeping()).asleep == {WakeTag.WEIGHTS, WakeTag.SCHEDULING}
+    assert engine.call(op.WakeUp()) == op.WakeUpResult(frozenset())
+    assert engine.executor.released == set()
+    assert engine.state is EngineState.RUNNING
+
+
+def test_a_shutdown_aborts_what_a_sleeping_engine_can_not_finish(engine: LoopedEngine) -> None:
+    engine.add(1)
+    engine.turn(2)
+    engine.call(offload())
+    engine.proc.request_shutdown(30.0, "test")
+    engine.proc.run_busy_loop()
+    engine._collect()
+    assert engine.finishes[1].reason is FinishReason.ABORTED
