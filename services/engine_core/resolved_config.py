@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import ModelInfo
 from engine_core.model_executor.startup_error import StartupError
-from engine_core.scheduler.scheduler import SchedulerConfig
+from engine_core.scheduler.scheduler_config import SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,8 @@ class ResolvedConfig:
     verify_prefix_hits: bool
     watermark: float
     seed_of_hashes: str
+    # Kinds of constraints that requests may have; none without a vocabulary.
+    structured_output_kinds: tuple[str, ...] = ()
 
     @property
     def kv_cache_tokens(self) -> int:
@@ -58,7 +60,11 @@ class ResolvedConfig:
 
 
 def resolve_config(
-    settings: EngineSettings, served_model: ServedModel, model_info: ModelInfo, num_blocks: int
+    settings: EngineSettings,
+    served_model: ServedModel,
+    model_info: ModelInfo,
+    num_blocks: int,
+    structured_output_kinds: tuple[str, ...] = (),
 ) -> ResolvedConfig:
     """Combine what was asked with what was found. Raises StartupError when they do not go together."""
     max_model_len = _max_model_len(settings, model_info, (num_blocks - 1) * settings.block_size)
@@ -84,6 +90,7 @@ def resolve_config(
         verify_prefix_hits=settings.verify_prefix_hits,
         watermark=settings.watermark,
         seed_of_hashes=settings.seed_of_hashes,
+        structured_output_kinds=structured_output_kinds,
     )
 
 

@@ -70,4 +70,5 @@ def _model_facts(facts: EngineFacts) -> ModelFacts:
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
         kv_cache_tokens=facts.kv_cache_tokens,
+        structured_output_kinds=facts.structured_output_kinds,
     )

@@ -22,6 +22,7 @@ Code = grpc.StatusCode
 REASONS: dict[str, tuple[grpc.StatusCode, bool]] = {
     "FIELD_INVALID": (Code.INVALID_ARGUMENT, False),
     "CONTEXT_LENGTH_EXCEEDED": (Code.INVALID_ARGUMENT, False),
+    "GRAMMAR_INVALID": (Code.INVALID_ARGUMENT, False),
     "PROTOCOL_VIOLATION": (Code.INVALID_ARGUMENT, False),
     "MODEL_NOT_FOUND": (Code.NOT_FOUND, False),
     "DUPLICATE_REQUEST": (Code.ALREADY_EXISTS, False),
@@ -36,6 +37,7 @@ REASONS: dict[str, tuple[grpc.StatusCode, bool]] = {
     "ENGINE_STARTING": (Code.UNAVAILABLE, True),
     "ENGINE_DEAD": (Code.UNAVAILABLE, True),
     "REQUEST_FAILED": (Code.INTERNAL, True),
+    "GRAMMAR_VIOLATION": (Code.INTERNAL, True),
     "OUTPUT_PROCESSING": (Code.INTERNAL, True),
     "INTERNAL": (Code.INTERNAL, True),
     "QUEUE_TIMEOUT": (Code.DEADLINE_EXCEEDED, True),

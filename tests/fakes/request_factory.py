@@ -8,7 +8,8 @@ from typing import Any
 from engine_core.kv_cache.block_hash import BlockHasher
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
 from engine_core.scheduler.request import Request, RequestKey, SamplingParams, StopConditions
-from engine_core.scheduler.scheduler import Scheduler, SchedulerConfig
+from engine_core.scheduler.scheduler import Scheduler
+from engine_core.scheduler.scheduler_config import SchedulerConfig
 
 EOS = 2
 HASH_SEED = "test"

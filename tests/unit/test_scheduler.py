@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.scheduler.output import FinishReason, ModelRunnerOutput
+from engine_core.scheduler.output import FINISH_REASONS, FinishReason, ModelRunnerOutput
 from engine_core.scheduler.request import FINISHED, EventType, RequestStatus, SamplingParams, StopConditions
-from engine_core.scheduler.scheduler import FINISH_REASONS
 from fakes.driven_scheduler import DrivenScheduler
 from fakes.request_factory import EOS, make_request, make_scheduler, request_key
 

@@ -20,6 +20,7 @@ from engine_core.model_executor.sampler.sampler import sample
 from engine_core.model_executor.sampler.sampling_batch import SAMPLING_DTYPE, SamplingBatch
 from engine_core.model_executor.step_inputs import StepInputs
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.errors import InvariantViolation
 
 
@@ -68,14 +69,15 @@ class ModelRunner:
         self._pending = _Pending(inputs, logits if inputs.sampled.size else None)
 
     @torch.inference_mode()
-    def sample_tokens(self) -> ModelRunnerOutput:
-        """Choose the tokens of the forward pass just run and append them to the record."""
+    def sample_tokens(self, bitmask: GrammarBitmask | None) -> ModelRunnerOutput:
+        """Choose the tokens of the forward pass just run, within the bitmask, and append them to the record."""
         pending, self._pending = self._pending, None
         if self._requests is None or pending is None:
             raise InvariantViolation("sample_tokens without execute_model")
         inputs, token_ids = pending.inputs, []
         if pending.logits is not None:
-            token_ids = sample(pending.logits, self._requests.sampling_batch(inputs)).tolist()
+            batch = self._requests.sampling_batch(inputs, bitmask)
+            token_ids = sample(pending.logits, batch).tolist()
         self._requests.finish_step(inputs, token_ids)
         sampled: list[list[int]] = [[] for _ in inputs.keys]
         for index, token_id in zip(inputs.sampled.tolist(), token_ids, strict=True):

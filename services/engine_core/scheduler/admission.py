@@ -5,7 +5,6 @@ from __future__ import annotations
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
 from engine_core.scheduler.output import RequestError
 from engine_core.scheduler.request import Request
-from engine_core.scheduler.request_queue import RequestQueue
 
 # Advice with QUEUE_FULL; the queue moves at the pace of finished answers, which is seconds.
 RETRY_AFTER_MS = 1000
@@ -13,9 +12,10 @@ RETRY_AFTER_MS = 1000
 
 def admission_error(
     request: Request,
-    waiting: RequestQueue,
     kv_cache_manager: KVCacheManager,
     *,
+    num_queued_requests: int,
+    num_queued_tokens: int,
     max_queued_requests: int,
     max_queued_tokens: int,
 ) -> RequestError | None:
@@ -26,11 +26,11 @@ def admission_error(
             "KV_CAPACITY",
             f"prompt and max_tokens need {request.max_num_tokens} tokens of KV cache; it holds {capacity}",
         )
-    if len(waiting) >= max_queued_requests:
-        return _queue_full(f"{len(waiting)} requests are queued; the limit is {max_queued_requests}")
+    if num_queued_requests >= max_queued_requests:
+        return _queue_full(f"{num_queued_requests} requests are queued; the limit is {max_queued_requests}")
     # An empty queue takes any request: a limit below one prompt would refuse it for ever, and call that temporary.
-    if waiting and waiting.num_tokens + request.num_tokens > max_queued_tokens:
-        return _queue_full(f"{waiting.num_tokens} tokens are queued; the limit is {max_queued_tokens}")
+    if num_queued_requests and num_queued_tokens + request.num_tokens > max_queued_tokens:
+        return _queue_full(f"{num_queued_tokens} tokens are queued; the limit is {max_queued_tokens}")
     return None
 
 

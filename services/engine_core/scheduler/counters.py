@@ -37,6 +37,7 @@ class SchedulerCounters:
         *,
         num_running: int,
         num_waiting: int,
+        num_waiting_deferred: int,
         num_waiting_tokens: int,
         oldest_waiting_time: float | None,
         pool: BlockPool,
@@ -44,6 +45,7 @@ class SchedulerCounters:
         return SchedulerStats(
             num_running=num_running,
             num_waiting=num_waiting,
+            num_waiting_deferred=num_waiting_deferred,
             num_waiting_tokens=num_waiting_tokens,
             num_used_blocks=pool.num_used,
             num_cached_blocks=pool.num_cached,

@@ -32,6 +32,11 @@ class Deadlines:
         self._heap = [entry for entry in self._heap if entry[2] in live]
         heapq.heapify(self._heap)
 
+    @property
+    def next_time(self) -> float | None:
+        """When the next one passes, of an ended request maybe; None = there is none."""
+        return self._heap[0][0] if self._heap else None
+
     def __len__(self) -> int:
         return len(self._heap)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from engine_core.scheduler.request import EventType, RequestKey, SamplingParams
+from engine_core.scheduler.request import EventType, Request, RequestKey, RequestStatus, SamplingParams
 
 
 class FinishReason(enum.Enum):
@@ -22,6 +22,16 @@ class FinishReason(enum.Enum):
     # Never scheduled: safe to send to another engine.
     REJECTED = enum.auto()
     REPETITION = enum.auto()
+
+
+FINISH_REASONS = {
+    RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
+    RequestStatus.FINISHED_LENGTH_CAPPED: FinishReason.LENGTH,
+    RequestStatus.FINISHED_ABORTED: FinishReason.ABORTED,
+    RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
+    RequestStatus.FINISHED_REJECTED: FinishReason.REJECTED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,20 @@ class NewRequestData:
     block_ids: list[int]
     # Tokens whose KV is in those blocks already (prefix hit).
     num_computed_tokens: int
+
+    @classmethod
+    def of(cls, request: Request, block_ids: list[int]) -> NewRequestData:
+        """What the workers need of a request about to be scheduled for the first time."""
+        return cls(
+            key=request.key,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=list(request.output_token_ids),
+            sampling=request.sampling,
+            min_tokens=request.stop.min_tokens,
+            min_tokens_masked_ids=tuple(sorted(request.stop.eos_token_ids | request.stop.stop_token_ids)),
+            block_ids=block_ids,
+            num_computed_tokens=request.num_computed_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +88,8 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     # Requests that ended since the last step: the workers drop their state.
     finished_keys: list[RequestKey]
+    # Scheduled requests that sample in this step under a grammar: sampling needs a mask for each.
+    grammar_keys: list[RequestKey] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +152,8 @@ class SchedulerStats:
 
     num_running: int = 0
     num_waiting: int = 0
+    # Of the waiting ones: held back by a grammar.
+    num_waiting_deferred: int = 0
     num_waiting_tokens: int = 0
     num_used_blocks: int = 0
     num_cached_blocks: int = 0

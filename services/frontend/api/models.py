@@ -45,7 +45,9 @@ class ModelService(pb_grpc.ModelServiceServicer):
         model = self._frontend.model
         facts = model.facts
         capabilities = pb.Model.Capabilities(
-            max_n=min(MAX_N, self._frontend.settings.max_concurrent_requests), resume=True
+            max_n=min(MAX_N, self._frontend.settings.max_concurrent_requests),
+            resume=True,
+            structured_output_kinds=facts.structured_output_kinds,
         )
         return pb.Model(
             id=facts.model,

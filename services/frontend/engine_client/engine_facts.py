@@ -48,6 +48,8 @@ class EngineFacts:
     ping_interval_s: float
     ping_timeout_s: float
     state: EngineState
+    # Kinds of constraints it can enforce.
+    structured_output_kinds: tuple[str, ...] = ()
 
     @property
     def boot(self) -> tuple[str, str]:
@@ -73,6 +75,9 @@ def strictest(facts: EngineFacts, others: Sequence[EngineFacts]) -> EngineFacts:
         facts,
         max_model_len=min(one.max_model_len for one in every),
         kv_cache_tokens=min(one.kv_cache_tokens for one in every),
+        structured_output_kinds=tuple(
+            kind for kind in facts.structured_output_kinds if all(kind in one.structured_output_kinds for one in others)
+        ),
     )
 
 
