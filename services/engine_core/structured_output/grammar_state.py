@@ -54,7 +54,10 @@ class GrammarState:
     def complete(self, compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
         """Start at the beginning of the grammar and go over the resumed output."""
         # Without any end-of-sequence id nothing could say "the end": then the grammar's first end is the end.
-        matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=self._eos_token_ids or None)
+        has_eos = bool(self._eos_token_ids)
+        matcher = xgrammar.GrammarMatcher(
+            compiled, override_stop_tokens=self._eos_token_ids or None, terminate_without_stop_token=not has_eos
+        )
         self._error = self._problem(matcher, vocab_size)
         if self._error is None:
             self._matcher = matcher
