@@ -185,4 +185,10 @@ def test_nothing_imports_xgrammar_before_it_is_needed() -> None:
         for path in sources.rglob("*.py")
         if any(line.startswith(("import xgrammar", "from xgrammar")) for line in path.read_text().splitlines())
     }
-    assert importers == {"grammar_cache.py", "grammar_compiler.py", "grammar_state.py", "grammar_text.py"}
+    assert importers == {
+        "grammar_cache.py",
+        "grammar_compiler.py",
+        "grammar_mask.py",
+        "grammar_state.py",
+        "grammar_text.py",
+    }

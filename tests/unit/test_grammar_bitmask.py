@@ -69,13 +69,12 @@ def words_of(allowed: list[set[int]], width: int) -> np.ndarray:
 
 @given(
     allowed=st.lists(st.sets(st.integers(0, WIDTH - 1)), min_size=1, max_size=4),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
     data=st.data(),
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_exactly_the_allowed_tokens_of_the_grammars_rows_remain(allowed, dtype, data) -> None:
+def test_exactly_the_allowed_tokens_of_the_grammars_rows_remain(allowed, data) -> None:
     rows = data.draw(st.permutations(range(len(allowed) + 2)))[: len(allowed)]
-    logits = torch.arange((len(allowed) + 2) * WIDTH, dtype=dtype).reshape(-1, WIDTH)
+    logits = torch.arange((len(allowed) + 2) * WIDTH, dtype=torch.float32).reshape(-1, WIDTH)
     expected = logits.clone()
     for row, token_ids in zip(rows, allowed, strict=True):
         for token_id in set(range(WIDTH)) - token_ids:

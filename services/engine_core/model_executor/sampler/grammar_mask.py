@@ -5,19 +5,17 @@ Owner: the busy-loop thread. Changes the logits in place, on whichever device th
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+import xgrammar
 
 from engine_core.model_executor.sampler.sampling_batch import GrammarRows
 
-_WORD_BITS = 32
-
 
 def apply_grammar_mask(logits: torch.Tensor, grammar: GrammarRows) -> None:
-    """logits: [B, V] of any float type."""
-    rows = torch.from_numpy(grammar.rows).to(logits.device)
-    words = torch.from_numpy(grammar.words).to(logits.device)
-    token_ids = torch.arange(logits.shape[-1], device=logits.device)
-    shifts = (token_ids % _WORD_BITS).to(torch.int32)
-    # [R, V]; an arithmetic shift copies the sign, and the lowest bit is the one that counts.
-    is_allowed = (words[:, token_ids // _WORD_BITS] >> shifts) & 1
-    logits[rows] = logits[rows].masked_fill(is_allowed == 0, float("-inf"))
+    """logits: float32 [B, V]."""
+    # The library's kernels want the mask of row i at index i; rows that are not named are not read.
+    words = np.zeros((logits.shape[0], grammar.words.shape[1]), dtype=np.int32)
+    words[grammar.rows] = grammar.words
+    bitmask = torch.from_numpy(words).to(logits.device)
+    xgrammar.apply_token_bitmask_inplace(logits, bitmask, indices=grammar.rows.tolist())

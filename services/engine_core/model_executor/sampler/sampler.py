@@ -19,12 +19,12 @@ from engine_core.model_executor.sampler.uniform import uniform
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """logits [B, V] of any float type, which this may overwrite -> token ids int64 [B] on the same device."""
     random_rows = np.flatnonzero(batch.params["temperature"] > 0)
+    if not batch.ruled_rows and not random_rows.size and batch.grammar is None:
+        return logits.argmax(dim=-1)
+    logits = logits.float()
     if batch.grammar is not None:
         # First of all rules: what the grammar forbids stays forbidden, and the bans that can be dropped are others.
         apply_grammar_mask(logits, batch.grammar)
-    if not batch.ruled_rows and not random_rows.size:
-        return logits.argmax(dim=-1)
-    logits = logits.float()
     apply_logits_masks(logits, batch.ruled_rows)
     apply_penalties(logits, batch.ruled_rows)
     token_ids = logits.argmax(dim=-1)
