@@ -111,10 +111,12 @@ def test_a_slow_grammar_holds_up_nobody_and_the_idle_loop_does_not_turn(engine: 
     stream.add(constrained(1, GrammarSpec("json_schema", SLOW_SCHEMA), max_tokens=3), engine_request(2, [9], 3))
     stream.until_finished(2)
     assert 1 not in stream.finishes
+    assert engine.metric(r"grammars_pending\{.*\}") == 1
     num_steps = engine.metric(r"steps_total\{.*\}")
     stream.until_finished(1)
     # A few for waking up, and one for each token; a loop that polls takes thousands.
     assert engine.metric(r"steps_total\{.*\}") - num_steps < 12
+    assert engine.metric(r"grammars_pending\{.*\}") == 0
     assert len(stream.tokens[1]) == 3
     assert_idle(engine)
 

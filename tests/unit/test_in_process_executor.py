@@ -145,7 +145,7 @@ def test_shutdown_twice_and_half_built(loaded):
     loaded.check_health()
     loaded.shutdown()
     loaded.shutdown()
-    for call in (loaded.check_health, loaded.warm_up, loaded.sample_tokens):
+    for call in (loaded.check_health, loaded.warm_up, lambda: loaded.sample_tokens(None)):
         with pytest.raises(InvariantViolation, match="shut down"):
             call()
 
