@@ -122,6 +122,11 @@ class EngineCoreProc:
         """When the drain time is over; None while nobody wants the engine to end."""
         return None if self._shutdown is None else self._shutdown.deadline
 
+    def expire_grammars(self) -> None:
+        """Fail the requests whose grammar takes too long to compile; for the monitor."""
+        if self.core.structured_output is not None:
+            self.core.structured_output.expire()
+
     def republish_stats(self) -> None:
         """Send the newest snapshot again; for the monitor, while the loop has nothing new to say."""
         self.output_queue.put_all(self.stats_message())

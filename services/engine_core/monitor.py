@@ -68,8 +68,7 @@ class Monitor:
         """One look at everything."""
         self._check_step()
         self._check_shutdown()
-        if self._proc.core.structured_output is not None:
-            self._proc.core.structured_output.expire()
+        self._proc.expire_grammars()
         for session_id in self._proc.output_queue.too_far_behind():
             logger.warning("session %s does not read its outputs and is cut", session_id)
             self._sessions.cut(session_id)

@@ -280,3 +280,25 @@ def test_each_of_several_end_of_sequence_ids_ends(harness: Harness) -> None:
         assert allowed_next(state) == {EOS, 7}
         assert state.accept(eos)
         assert state.is_terminated
+
+
+class FailingMatcher:
+    """A matcher whose own checks fail, as the library's do: with RuntimeError."""
+
+    def accept_token(self, token_id: int) -> bool:
+        raise RuntimeError("check failed")
+
+    def fill_next_token_bitmask(self, words: object, row: int) -> None:
+        raise RuntimeError("check failed")
+
+
+@pytest.mark.parametrize("fills_first", [False, True])
+def test_a_failure_inside_the_matcher_refuses_the_token_of_that_request(harness: Harness, fills_first: bool) -> None:
+    state = harness.start(GOOD["regex"])
+    harness.wait()
+    matcher = state._matcher
+    state._matcher = FailingMatcher()  # type: ignore[assignment]
+    if fills_first:
+        assert len(allowed_next(state)) == 512, "the step goes on with any token"
+        state._matcher = matcher
+    assert not state.accept(spell("a")[0])
