@@ -9,6 +9,7 @@ from pathlib import Path
 from engine_core.__main__ import load_in_process
 from engine_core.config import EngineSettings
 from engine_core.core import EngineCore
+from engine_core.scheduler.grammar import GrammarSpec
 from engine_core.scheduler.output import EngineCoreOutput, FinishReason
 from engine_core.scheduler.request import (
     NO_LOGPROBS,
@@ -46,17 +47,21 @@ class CoreDriver:
         *,
         logprobs: LogprobsParams = NO_LOGPROBS,
         resumed: Sequence[int] = (),
+        grammar_spec: GrammarSpec | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
     ) -> RequestKey:
+        """Without eos ids the answer has all its tokens."""
         self._num_requests += 1
         request = Request(
             key=("test", self._num_requests),
             request_id=f"request-{self._num_requests}",
             prompt_token_ids=list(prompt),
             sampling=sampling or SamplingParams(temperature=0.0),
-            stop=StopConditions(max_tokens=max_tokens, ignore_eos=True),
+            stop=StopConditions(max_tokens=max_tokens, ignore_eos=not eos_token_ids, eos_token_ids=eos_token_ids),
             arrival_time=time.monotonic(),
             logprobs=logprobs,
             output_token_ids=list(resumed),
+            grammar_spec=grammar_spec,
         )
         self.logprobs_params[request.key] = logprobs
         assert self.core.preprocess_add_request(request) is None

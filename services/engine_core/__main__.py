@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 
 from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import FailureCallback
 from engine_core.process import EngineProcess
 from engine_core.resolved_config import ServedModel
 from engine_core.startup import LoadedModel, Progress
+from engine_core.structured_output.vocabulary import Vocabulary, VocabularyError, read_vocabulary
 from stepwire import log, tokenizer_archive
 from stepwire.listen_address import BindError
 from stepwire.settings import set_default_variable
@@ -30,7 +32,15 @@ def load_in_process(settings: EngineSettings, failure_callback: FailureCallback,
     archive = tokenizer_archive.build(model.path)
     served_model = ServedModel(model.name, model.revision, tokenizer_archive.sha256(archive))
     executor = InProcessExecutor(settings, model.path, progress)
-    return LoadedModel(executor, served_model, archive)
+    return LoadedModel(executor, served_model, archive, _vocabulary(model.path, executor.model_info.vocab_size))
+
+
+def _vocabulary(model_path: Path, vocab_size: int) -> Vocabulary | None:
+    try:
+        return read_vocabulary(model_path, vocab_size)
+    except VocabularyError as error:
+        logger.warning("structured output is off: %s", error)
+        return None
 
 
 def main() -> int:

@@ -62,6 +62,10 @@ class EngineSettings(Settings):
     max_queued_tokens: int = Field(4_000_000, ge=1, description="Waiting prompt tokens; more is QUEUE_FULL.")
 
     profile_dir: Path | None = Field(None, description="Where profiles asked for by utility calls go; unset = refused.")
+    grammar_compile_timeout_s: float = Field(
+        30.0, gt=0, description="A grammar that takes longer to compile is refused as invalid."
+    )
+    grammar_cache_bytes: int = Field(256 * 2**20, ge=0, description="Compiled grammars kept for later requests.")
 
     drain_timeout_s: float = Field(30.0, ge=0, description="On SIGTERM: time for running requests; 0 = abort at once.")
     ready_timeout_s: float = Field(600.0, gt=0, description="Loading the model may take this long.")

@@ -9,6 +9,7 @@ import logging
 import queue
 import uuid
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from engine_core.kv_cache.block_hash import BlockHasher
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
@@ -20,7 +21,11 @@ from engine_core.resolved_config import ResolvedConfig
 from engine_core.scheduler.output import EngineCoreOutput, RequestError, SchedulerOutput
 from engine_core.scheduler.request import Request, RequestKey, RequestStatus
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.errors import InvariantViolation
+
+if TYPE_CHECKING:
+    from engine_core.structured_output.manager import StructuredOutputManager
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +42,18 @@ class StepError(Exception):
 class EngineCore:
     """One step: schedule, start the forward pass, sample, take aborts in, update."""
 
-    def __init__(self, executor: Executor, config: ResolvedConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        config: ResolvedConfig,
+        clock: Callable[[], float],
+        structured_output: StructuredOutputManager | None = None,
+    ) -> None:
         self.executor = executor
         self.config = config
         self.clock = clock
+        # None: the bytes of this model's tokens are not known.
+        self.structured_output = structured_output
         self.block_hasher = BlockHasher(config.block_size, config.seed_of_hashes)
         self.scheduler = Scheduler(
             config.scheduler_config(),
@@ -62,6 +75,15 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def is_blocked(self) -> bool:
+        """There is work, and a step could do none of it: all of it waits for grammars."""
+        return self.scheduler.is_blocked(self.clock()) and not self._has_grammars_done
+
+    @property
+    def _has_grammars_done(self) -> bool:
+        return self.structured_output is not None and self.structured_output.has_done
+
     def preprocess_add_request(self, request: Request) -> RequestError | None:
         """The part of an add that needs no scheduler state; runs in the input thread, beside the forward pass.
 
@@ -69,15 +91,25 @@ class EngineCore:
         it broke the protocol, and an id outside the vocabulary would kill the engine for everybody.
         """
         error = protocol_error(request, self.config)
+        if error is None:
+            self._start_grammar(request)
         if error is None and self.config.enable_prefix_caching:
             self.block_hasher.extend(request.block_hashes, request.num_tokens, request.token_ids, request.cache_salt)
         return error
+
+    def _start_grammar(self, request: Request) -> None:
+        if request.grammar_spec is not None and self.structured_output is not None:
+            self.structured_output.start(request, request.grammar_spec)
 
     def add_request(self, request: Request) -> EngineCoreOutput | None:
         """Queue a request; None when its handle is known already (it was sent again after a broken stream)."""
         if request.key in self.scheduler.requests:
             return None
-        return self.scheduler.add_request(request, self.clock())
+        output = self.scheduler.add_request(request, self.clock())
+        # It may have failed before the scheduler knew of the request.
+        if output.finish is None and request.grammar is not None and request.grammar.error is not None:
+            [output] = self.scheduler.grammar_done(request.key)
+        return output
 
     def abort_requests(self, keys: Iterable[RequestKey] | None, reason: str) -> list[EngineCoreOutput]:
         """End requests as aborted; None = all. Counts those that were still there, whichever queue brought it."""
@@ -107,8 +139,9 @@ class EngineCore:
             return [], False
         scheduler_output = None
         try:
+            outputs = self._take_grammars()
             scheduler_output = self.scheduler.schedule(self.clock())
-            outputs = self._execute(scheduler_output)
+            outputs += self._execute(scheduler_output)
         except Exception as error:
             raise self._step_error(error, scheduler_output) from error
         self.num_steps = scheduler_output.step
@@ -118,11 +151,24 @@ class EngineCore:
     def _execute(self, scheduler_output: SchedulerOutput) -> list[EngineCoreOutput]:
         # Also with nothing scheduled: the finished keys in it make the workers drop that state, exactly once.
         self.executor.execute_model(scheduler_output)
-        runner_output = self.executor.sample_tokens().result()
+        bitmask = self._fill_bitmask(scheduler_output)
+        runner_output = self.executor.sample_tokens(bitmask).result()
         # Aborts before the update: one that arrived during the last step wins over LENGTH.
         outputs = self._drain_aborts()
         outputs += self.scheduler.update_from_output(scheduler_output, runner_output, self.clock())
         return outputs
+
+    def _take_grammars(self) -> list[EngineCoreOutput]:
+        if self.structured_output is None:
+            return []
+        return [output for key in self.structured_output.take_done() for output in self.scheduler.grammar_done(key)]
+
+    def _fill_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarBitmask | None:
+        """Made while the forward pass runs, where the device allows."""
+        if self.structured_output is None or not scheduler_output.grammar_keys:
+            return None
+        requests = self.scheduler.requests
+        return self.structured_output.fill_bitmask(requests[key] for key in scheduler_output.grammar_keys)
 
     def _drain_aborts(self) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []
@@ -151,7 +197,9 @@ class EngineCore:
         return StepError(error, report_id)
 
     def shutdown(self) -> None:
-        """Release the executor. Safe to call twice."""
+        """Release grammars and executor. Safe to call twice."""
+        if self.structured_output is not None:
+            self.structured_output.shutdown()
         self.executor.shutdown()
 
 

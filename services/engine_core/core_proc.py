@@ -51,6 +51,8 @@ STATS_INTERVAL_S = 0.1
 REJECT_REASONS = ("QUEUE_FULL", "KV_CAPACITY", "DRAINING", "FIELD_INVALID")
 # Integrity check and garbage collection walk everything; not after every short burst of requests.
 HOUSEKEEPING_INTERVAL_S = 10.0
+# A deadline may lie farther away than a wait can last.
+MAX_WAIT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ class EngineCoreProc:
         # SimpleQueue: re-entrant put in C, and a get that blocks without polling.
         self.input_queue: queue.SimpleQueue[InputMessage] = queue.SimpleQueue()
         self.aborts_queue = core.aborts_queue
+        if core.structured_output is not None:
+            core.structured_output.wake_up = self._wake_up
         # Replaced, never changed in place: any thread may read it.
         self.latest_stats = SchedulerStats(num_total_blocks=core.scheduler.kv_cache_manager.pool.num_total)
         self.num_rejected = ReasonCounter(REJECT_REASONS)
@@ -129,6 +133,11 @@ class EngineCoreProc:
         """When the drain time is over; None while nobody wants the engine to end."""
         return None if self._shutdown is None else self._shutdown.deadline
 
+    def expire_grammars(self) -> None:
+        """Fail the requests whose grammar takes too long to compile; for the monitor."""
+        if self.core.structured_output is not None:
+            self.core.structured_output.expire()
+
     def republish_stats(self) -> None:
         """Send the newest snapshot again; for the monitor, while the loop has nothing new to say."""
         self.output_queue.put_all(self.stats_message())
@@ -156,7 +165,7 @@ class EngineCoreProc:
             self._process_input_queue()
             if self._shutdown is not None and self._drain(self._shutdown):
                 return
-            if self.core.has_work:
+            if self.core.has_work and not self.core.is_blocked:
                 self._process_step()
 
     def _process_input_queue(self) -> None:
@@ -165,6 +174,8 @@ class EngineCoreProc:
         if not self.core.has_work and self._shutdown is None:
             self._on_idle()
             outputs += self._wait_for_message()
+        elif self.core.is_blocked:
+            outputs += self._wait_blocked()
         while not self.input_queue.empty():
             outputs += self._handle(self.input_queue.get())
         self._emit(outputs)
@@ -180,6 +191,20 @@ class EngineCoreProc:
         except queue.Empty:
             self.core.expire_requests()
             return []
+
+    def _wait_blocked(self) -> list[EngineCoreOutput]:
+        """All requests wait for grammars: one that is done wakes the loop up, or a deadline does."""
+        self._publish_stats(is_idle=True)
+        deadlines = (self.core.scheduler.next_deadline, self.shutdown_deadline)
+        waits = [deadline - self._clock() for deadline in deadlines if deadline is not None]
+        try:
+            message = self.input_queue.get(timeout=max(0.0, min([*waits, MAX_WAIT_S])))
+        except queue.Empty:
+            return []
+        return self._handle(message)
+
+    def _wake_up(self) -> None:
+        self.input_queue.put(WakeUp())
 
     def _on_idle(self) -> None:
         self.utilities.on_idle()
@@ -226,8 +251,9 @@ class EngineCoreProc:
             # Never "aborted": the frontend may send a request that was refused to another engine.
             error = RequestError("DRAINING", "the engine is shutting down", retryable=True, retry_after_ms=1000)
             output = EngineCoreOutput(request.key, finish=Finish(FinishReason.REJECTED, error=error))
-        if output is not None and output.finish is not None and output.finish.error is not None:
-            self.num_rejected.add(output.finish.error.reason)
+        finish = None if output is None else output.finish
+        if finish is not None and finish.error is not None and finish.reason is FinishReason.REJECTED:
+            self.num_rejected.add(finish.error.reason)
         return output
 
     def _process_step(self) -> None:

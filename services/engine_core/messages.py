@@ -63,7 +63,7 @@ class PingStepLoop:
 
 @dataclass(frozen=True, slots=True)
 class WakeUp:
-    """Look at the shutdown request; carries nothing."""
+    """Look at the shutdown request, or at grammars that are done; carries nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ _PREFIX = "stepwire_engine_core_"
 # (name, help, value): series that carry model and engine only.
 _GAUGES: list[tuple[str, str, Callable[[SchedulerStats], float]]] = [
     ("requests_running", "Requests in the running batch.", lambda stats: stats.num_running),
-    ("requests_waiting", "Requests that wait for room.", lambda stats: stats.num_waiting),
+    ("requests_waiting", "Requests that wait for room or for a grammar.", lambda stats: stats.num_waiting),
     ("queued_prompt_tokens", "Known tokens of the waiting requests.", lambda stats: stats.num_waiting_tokens),
     (
         "kv_cache_usage_ratio",
@@ -60,6 +60,12 @@ class EngineCollector:
         yield from self._of_blocks(names, values, stats)
         yield from self._of_requests(names, values)
         yield from self._of_process(names, values)
+        pending = GaugeMetricFamily(
+            _PREFIX + "grammars_pending", "Grammars being compiled or queued for it.", labels=names
+        )
+        manager = self.proc.core.structured_output if self.proc else None
+        pending.add_metric(values, manager.num_pending if manager else 0)
+        yield pending
 
     def _of_blocks(self, names: list[str], values: list[str], stats: SchedulerStats) -> Iterator[Metric]:
         blocks = GaugeMetricFamily(_PREFIX + "kv_blocks", "KV blocks by state.", labels=[*names, "state"])

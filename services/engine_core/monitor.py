@@ -1,4 +1,4 @@
-"""What watches the loop from outside: hung steps, overdue shutdowns, frontends that do not read, unused engines.
+"""What watches the loop from outside: overdue steps, shutdowns and grammars, slow frontends, unused engines.
 
 One thread, waking a few times a second at most. It never asks the loop anything: the loop may be what hangs.
 """
@@ -68,6 +68,7 @@ class Monitor:
         """One look at everything."""
         self._check_step()
         self._check_shutdown()
+        self._proc.expire_grammars()
         for session_id in self._proc.output_queue.too_far_behind():
             logger.warning("session %s does not read its outputs and is cut", session_id)
             self._sessions.cut(session_id)

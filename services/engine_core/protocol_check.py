@@ -43,6 +43,8 @@ def _broken_promises(request: Request, config: ResolvedConfig) -> Iterator[str]:
             f"repetition_detection.max_pattern_tokens: {stop.repetition.max_pattern_tokens} is above "
             f"{MAX_PATTERN_TOKENS}"
         )
+    if request.grammar_spec is not None and request.grammar_spec.kind not in config.structured_output_kinds:
+        yield f"structured_output: {request.grammar_spec.kind} is not supported by this engine"
     if any(not bad_word for bad_word in sampling.bad_words):
         yield "sampling.bad_words: one has no tokens"
     yield from _broken_logprobs(request, config)

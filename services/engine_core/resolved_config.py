@@ -41,6 +41,8 @@ class ResolvedConfig:
     verify_prefix_hits: bool
     watermark: float
     seed_of_hashes: str
+    # Kinds of constraints that requests may have; none without a vocabulary.
+    structured_output_kinds: tuple[str, ...] = ()
 
     @property
     def kv_cache_tokens(self) -> int:
@@ -60,7 +62,11 @@ class ResolvedConfig:
 
 
 def resolve_config(
-    settings: EngineSettings, served_model: ServedModel, model_info: ModelInfo, num_blocks: int
+    settings: EngineSettings,
+    served_model: ServedModel,
+    model_info: ModelInfo,
+    num_blocks: int,
+    structured_output_kinds: tuple[str, ...] = (),
 ) -> ResolvedConfig:
     """Combine what was asked with what was found. Raises StartupError when they do not go together."""
     max_model_len = _max_model_len(settings, model_info, (num_blocks - 1) * settings.block_size)
@@ -87,6 +93,7 @@ def resolve_config(
         verify_prefix_hits=settings.verify_prefix_hits,
         watermark=settings.watermark,
         seed_of_hashes=settings.seed_of_hashes,
+        structured_output_kinds=structured_output_kinds,
     )
 
 

@@ -7,12 +7,17 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine_core.config import EngineSettings
 from engine_core.core import EngineCore
 from engine_core.model_executor.executor import Executor, FailureCallback
 from engine_core.resolved_config import ServedModel, resolve_config
+from engine_core.scheduler.grammar import GRAMMAR_KINDS
+from engine_core.structured_output.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from engine_core.structured_output.manager import StructuredOutputManager
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +31,8 @@ class LoadedModel:
     executor: Executor
     served_model: ServedModel
     tokenizer_archive: bytes
+    # None = the bytes of its tokens are not known: no structured output.
+    vocabulary: Vocabulary | None = None
 
 
 class ModelLoader(Protocol):
@@ -61,10 +68,11 @@ def start_engine(
     try:
         on_loaded()
         num_blocks = executor.determine_num_blocks(settings.block_size)
-        config = resolve_config(settings, model.served_model, executor.model_info, num_blocks)
+        kinds = () if model.vocabulary is None else GRAMMAR_KINDS
+        config = resolve_config(settings, model.served_model, executor.model_info, num_blocks, kinds)
         executor.initialize_kv_cache(num_blocks, settings.block_size)
         executor.warm_up()
-        core = EngineCore(executor, config, clock)
+        core = EngineCore(executor, config, clock, _structured_output(settings, model.vocabulary, clock))
     except BaseException:
         executor.shutdown()
         raise
@@ -79,6 +87,19 @@ def start_engine(
         config.max_model_len,
     )
     return StartedEngine(core, model.tokenizer_archive)
+
+
+def _structured_output(
+    settings: EngineSettings, vocabulary: Vocabulary | None, clock: Callable[[], float]
+) -> StructuredOutputManager | None:
+    if vocabulary is None:
+        return None
+    # Here and not at the top: it imports torch, which takes seconds, and the health port must be up before that.
+    from engine_core.structured_output.manager import StructuredOutputManager
+
+    return StructuredOutputManager(
+        vocabulary, timeout_s=settings.grammar_compile_timeout_s, cache_bytes=settings.grammar_cache_bytes, clock=clock
+    )
 
 
 def _log_progress(message: str) -> None:

@@ -5,11 +5,13 @@ Decoding runs in input threads, encoding in output threads; neither touches the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import EngineCoreDead, OutputMessage, Pong, ShutdownNotice, UtilityResult
 from engine_core.resolved_config import ResolvedConfig
+from engine_core.scheduler.grammar import GrammarSpec
 from engine_core.scheduler.output import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -72,6 +74,7 @@ def decode_request(session_id: str, message: pb.EngineCoreRequest, now: float) -
         cache_salt=message.cache_salt,
         bypass_prefix_cache=message.bypass_prefix_cache,
         logprobs=_decode_logprobs(message),
+        grammar_spec=_decode_grammar(message.structured_output),
     )
 
 
@@ -101,6 +104,19 @@ def _decode_sampling(message: pb.EngineSamplingParams) -> SamplingParams:
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(tuple(bad_word.ids) for bad_word in message.bad_words),
     )
+
+
+def _decode_grammar(message: common_pb2.StructuredOutput) -> GrammarSpec | None:
+    kind = message.WhichOneof("spec")
+    match kind:
+        case None:
+            return None
+        case "json_object":
+            return GrammarSpec(kind, "")
+        case "choice":
+            return GrammarSpec(kind, json.dumps(list(message.choice.choices)))
+        case _:
+            return GrammarSpec(kind, getattr(message, kind))
 
 
 def _decode_stop(message: pb.EngineCoreRequest) -> StopConditions:
@@ -218,6 +234,7 @@ class FrameEncoder:
         return pb.SchedulerStats(
             running=stats.num_running,
             waiting=stats.num_waiting,
+            waiting_deferred=stats.num_waiting_deferred,
             waiting_tokens=stats.num_waiting_tokens,
             kv_blocks_used=stats.num_used_blocks,
             kv_blocks_cached=stats.num_cached_blocks,
@@ -281,6 +298,7 @@ def _fill_config(ready: pb.Ready, config: ResolvedConfig) -> None:
     ready.max_queued_requests = config.max_queued_requests
     ready.max_queued_tokens = config.max_queued_tokens
     ready.max_logprobs = config.max_logprobs
+    ready.structured_output_kinds.extend(config.structured_output_kinds)
     ready.kv_cache_max_concurrency = config.kv_cache_tokens / config.max_model_len
 
 

@@ -71,4 +71,5 @@ def _model_facts(facts: EngineFacts) -> ModelFacts:
         vocab_size=facts.vocab_size,
         kv_cache_tokens=facts.kv_cache_tokens,
         max_logprobs=facts.max_logprobs,
+        structured_output_kinds=facts.structured_output_kinds,
     )

@@ -22,6 +22,7 @@ Code = grpc.StatusCode
 REASONS: dict[str, tuple[grpc.StatusCode, bool]] = {
     "FIELD_INVALID": (Code.INVALID_ARGUMENT, False),
     "CONTEXT_LENGTH_EXCEEDED": (Code.INVALID_ARGUMENT, False),
+    "GRAMMAR_INVALID": (Code.INVALID_ARGUMENT, False),
     "PROTOCOL_VIOLATION": (Code.INVALID_ARGUMENT, False),
     "ENGINE_NOT_FOUND": (Code.NOT_FOUND, False),
     "MODEL_NOT_FOUND": (Code.NOT_FOUND, False),
@@ -43,6 +44,7 @@ REASONS: dict[str, tuple[grpc.StatusCode, bool]] = {
     "ENGINE_STARTING": (Code.UNAVAILABLE, True),
     "ENGINE_DEAD": (Code.UNAVAILABLE, True),
     "REQUEST_FAILED": (Code.INTERNAL, True),
+    "GRAMMAR_VIOLATION": (Code.INTERNAL, True),
     "UTILITY_FAILED": (Code.INTERNAL, False),
     "OUTPUT_PROCESSING": (Code.INTERNAL, True),
     "INTERNAL": (Code.INTERNAL, True),

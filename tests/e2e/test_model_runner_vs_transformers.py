@@ -92,7 +92,7 @@ class Driver:
             self._computed[key] += count
         self.runner.execute_model(SchedulerOutput(1, new, cached, scheduled, sum(scheduled.values()), []))
         rows = iter(self.backend.logits)
-        output = self.runner.sample_tokens()
+        output = self.runner.sample_tokens(None)
         for key, token_ids in zip(output.keys, output.sampled_token_ids, strict=True):
             self.known[key] += token_ids
             self.logits[key] += [next(rows) for _ in token_ids]

@@ -17,7 +17,7 @@ from engine_core.model_executor.startup_error import StartupError
 from engine_core.process import EngineProcess
 from engine_core.resolved_config import ServedModel
 from engine_core.startup import LoadedModel, Progress
-from fakes.fake_executor import FakeExecutor
+from fakes.fake_executor import FAKE_VOCABULARY, FakeExecutor
 from stepwire import log
 
 
@@ -25,6 +25,7 @@ class FakeEngineSettings(EngineSettings):
     """The engine's flags, and how its load goes."""
 
     fake_load_s: float = Field(0.0, description="The load takes this long.")
+    fake_grammars: bool = Field(False, description="The model's vocabulary is known: structured output is on.")
     fake_load_error: str = Field("", description="The load ends with this StartupError.")
 
 
@@ -34,7 +35,8 @@ def load_fake(settings: EngineSettings, failure_callback: FailureCallback, progr
     threading.Event().wait(settings.fake_load_s)
     if settings.fake_load_error:
         raise StartupError(settings.fake_load_error)
-    return LoadedModel(FakeExecutor(settings, failure_callback), ServedModel("fake", "", ""), b"")
+    vocabulary = FAKE_VOCABULARY if settings.fake_grammars else None
+    return LoadedModel(FakeExecutor(settings, failure_callback), ServedModel("fake", "", ""), b"", vocabulary)
 
 
 def main() -> int:

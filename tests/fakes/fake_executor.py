@@ -10,10 +10,14 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
+import numpy as np
+
 from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import FailureCallback, MemoryPart, ModelInfo, WorkerHealth
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import LogprobsParams, RequestKey
+from engine_core.structured_output.bitmask import GrammarBitmask
+from engine_core.structured_output.vocabulary import Vocabulary
 from fakes.worker_logprobs import fake_prompt, fake_sampled
 
 VOCAB_SIZE = 512
@@ -29,9 +33,23 @@ SLOW_STEP_S = 0.005
 FAILING_BATCH = 13
 
 
+# Printable ASCII and the line feed are their own ids, and some ids are words; the rest has no text.
+_WORDS = {200: b"ab", 201: b"yes", 202: b'{"', 203: "é".encode(), 204: b"\xc3", 205: b"\xa9", 206: b"  "}
+FAKE_VOCABULARY = Vocabulary(
+    tuple(_WORDS.get(i, bytes([i]) if 32 <= i < 127 or i == 10 else b"") for i in range(VOCAB_SIZE))
+)
+
+
 def next_token(token_ids: list[int]) -> int:
     """What the fake model says after these tokens: never eos (2), never a poison."""
     return 3 + (sum(token_ids) * 31 + len(token_ids) * 7) % 400
+
+
+def allowed_token(token_ids: list[int], words: np.ndarray) -> int:
+    """The same within a grammar: the next id from there on that its mask allows; any id when it allows none."""
+    start = next_token(token_ids)
+    allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+    return int(min(allowed, key=lambda token_id: (token_id - start) % VOCAB_SIZE, default=start))
 
 
 class FakeExecutor:
@@ -51,7 +69,8 @@ class FakeExecutor:
         self._token_ids: dict[RequestKey, list[int]] = {}
         self._prompts: dict[RequestKey, list[int]] = {}
         self._logprobs: dict[RequestKey, LogprobsParams] = {}
-        self._pending: ModelRunnerOutput | None = None
+        # Computed tokens before and after the step that was started, by request.
+        self._pending: dict[RequestKey, tuple[int, int]] | None = None
 
     @property
     def model_info(self) -> ModelInfo:
@@ -102,20 +121,26 @@ class FakeExecutor:
             num_computed[cached.key] = cached.num_computed_tokens
         if any(self._token_ids[key][0] == SLOW_TOKEN for key in num_computed):
             threading.Event().wait(SLOW_STEP_S)
-        self._pending = ModelRunnerOutput(list(scheduler_output.num_scheduled_tokens), [])
-        for key, num_tokens in scheduler_output.num_scheduled_tokens.items():
-            self._compute(self._pending, key, num_computed[key], num_computed[key] + num_tokens)
+        self._pending = {
+            key: (num_computed[key], num_computed[key] + n) for key, n in scheduler_output.num_scheduled_tokens.items()
+        }
 
-    def sample_tokens(self) -> Future[ModelRunnerOutput]:
+    def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
         if self._pending is None:
             raise RuntimeError("sample_tokens without execute_model")
+        pending, self._pending = self._pending, None
+        words = {} if bitmask is None else dict(zip(bitmask.keys, bitmask.words, strict=True))
+        output = ModelRunnerOutput(list(pending), [])
+        for key, (start, end) in pending.items():
+            self._compute(output, key, start, end, words.get(key))
         future: Future[ModelRunnerOutput] = Future()
-        future.set_result(self._pending)
-        self._pending = None
+        future.set_result(output)
         return future
 
-    def _compute(self, output: ModelRunnerOutput, key: RequestKey, start: int, end: int) -> None:
-        sampled = self._sample(key, end)
+    def _compute(
+        self, output: ModelRunnerOutput, key: RequestKey, start: int, end: int, words: np.ndarray | None
+    ) -> None:
+        sampled = self._sample(key, end, words)
         output.sampled_token_ids.append(sampled)
         rows = fake_sampled(self._logprobs[key], sampled[0], len(self._token_ids[key]) - 1) if sampled else None
         if rows is not None:
@@ -124,11 +149,11 @@ class FakeExecutor:
         if prompt_rows is not None:
             output.prompt_logprobs[key] = prompt_rows
 
-    def _sample(self, key: RequestKey, num_computed: int) -> list[int]:
+    def _sample(self, key: RequestKey, num_computed: int, words: np.ndarray | None) -> list[int]:
         token_ids = self._token_ids[key]
         if num_computed < len(token_ids):
             return []
-        token_ids.append(next_token(token_ids))
+        token_ids.append(next_token(token_ids) if words is None else allowed_token(token_ids, words))
         return token_ids[-1:]
 
     def execute_dummy_batch(self, num_tokens: int) -> None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from fakes import fake_public_server
 from fakes.fake_public_server import FakePublicServer
 from stepwire.errors import FieldViolation, InvalidRequestError, OverloadedError, UnavailableError
-from stepwire.v1 import generation_service_pb2
+from stepwire.v1 import common_pb2, generation_service_pb2
 from stepwire_client import cli_logprobs
 from stepwire_client.cli import app
 
@@ -294,3 +294,39 @@ def test_lookups_are_retried_while_the_server_starts(server):
     server.error = UnavailableError("still loading", retry_after_ms=100)
     result = run(server, "models")
     assert "the engine is still starting: still loading; try again in 0.1 s" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "constraint"),
+    [
+        (["--json-schema", '{"type": "object"}'], {"json_schema": '{"type": "object"}'}),
+        (["--json-schema", "true"], {"json_schema": "true"}),
+        (["--json-schema", "FILE"], {"json_schema": "größe"}),
+        (["--json-object"], {"json_object": {}}),
+        (["--regex", "a+"], {"regex": "a+"}),
+        (["--regex", ""], {"regex": ""}),
+        (["--grammar", "FILE"], {"grammar": "größe"}),
+        (["--choice", "yes", "--choice", "no"], {"choice": {"choices": ["yes", "no"]}}),
+        (["--structural-tag", "FILE"], {"structural_tag": "größe"}),
+    ],
+)
+def test_each_constraint_reaches_its_field(server, tmp_path, arguments, constraint):
+    file = tmp_path / "constraint.txt"
+    file.write_text("größe", encoding="utf-8")
+    run(server, "generate", "hi", *(str(file) if argument == "FILE" else argument for argument in arguments))
+    assert server.requests[0].structured_output == common_pb2.StructuredOutput(**constraint)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--regex", "a", "--choice", "b"], "only one constraint"),
+        (["--json-schema", "no-such-file"], "neither a JSON object nor a file"),
+        (["--grammar", "no-such-file"], "--grammar"),
+    ],
+)
+def test_a_constraint_that_is_none_is_wrong_usage(server, arguments, said):
+    result = run(server, "generate", "hi", *arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.replace("│", " ").split())
+    assert server.requests == []

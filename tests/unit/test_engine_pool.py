@@ -265,5 +265,12 @@ def test_pick_takes_the_lowest_and_takes_turns():
         pick([], 0)
 
 
+def test_a_kind_of_constraint_is_offered_only_when_every_engine_has_it():
+    first = facts("a", structured_output_kinds=("regex", "choice"))
+    second = facts("b", structured_output_kinds=("choice", "grammar"))
+    assert strictest(first, [second]).structured_output_kinds == ("choice",)
+    assert strictest(first, []).structured_output_kinds == ("regex", "choice")
+
+
 def test_strictest_of_one_is_itself():
     assert strictest(facts("a"), []) == facts("a")

@@ -52,7 +52,7 @@ def new(key, sampling, *, prompt=PROMPT, output=(), blocks=range(1, 10), compute
 def step(executor, scheduled, *, new=(), cached=(), finished=()) -> dict:
     total = sum(scheduled.values())
     executor.execute_model(SchedulerOutput(1, list(new), list(cached), scheduled, total, list(finished)))
-    result = executor.sample_tokens().result(timeout=0)
+    result = executor.sample_tokens(None).result(timeout=0)
     assert result.keys == list(scheduled)
     return dict(zip(result.keys, result.sampled_token_ids, strict=True))
 
@@ -140,7 +140,7 @@ def test_calls_out_of_order(loaded):
     with pytest.raises(InvariantViolation):
         loaded.execute_model(empty)
     with pytest.raises(InvariantViolation):
-        loaded.sample_tokens()
+        loaded.sample_tokens(None)
     loaded.initialize_kv_cache(5, BLOCK_SIZE)
     loaded.execute_model(empty)
     with pytest.raises(InvariantViolation):
@@ -215,7 +215,7 @@ def test_shutdown_twice_and_half_built(loaded):
     loaded.check_health()
     loaded.shutdown()
     loaded.shutdown()
-    for call in (loaded.check_health, loaded.warm_up, loaded.sample_tokens):
+    for call in (loaded.check_health, loaded.warm_up, lambda: loaded.sample_tokens(None)):
         with pytest.raises(InvariantViolation, match="shut down"):
             call()
 

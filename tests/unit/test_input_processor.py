@@ -19,7 +19,10 @@ from stepwire.engine.v1 import engine_core_pb2
 from stepwire.errors import InvalidRequestError, StepwireError
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 
-FACTS = ModelFacts(served_model_name="small", max_model_len=100, vocab_size=293, kv_cache_tokens=80)
+KINDS = ("json_schema", "json_object", "regex", "choice", "structural_tag")
+FACTS = ModelFacts(
+    served_model_name="small", max_model_len=100, vocab_size=293, kv_cache_tokens=80, structured_output_kinds=KINDS
+)
 TOKENIZER = byte_level_tokenizer()
 DEFAULTS = GenerationDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1)
 
@@ -177,6 +180,26 @@ REFUSALS = [
     ({"truncatePromptTokens": 0}, "truncate_prompt_tokens", "0 is neither -1 nor in 1..100"),
     ({"truncatePromptTokens": 101}, "truncate_prompt_tokens", "101 is neither -1 nor in 1..100"),
     ({"structuredOutput": {}}, "structured_output.spec", "no kind of constraint is set"),
+    ({"structuredOutput": {"regex": ""}}, "structured_output.regex", "the text is empty"),
+    ({"structuredOutput": {"regex": "a" * 262_145}}, "structured_output.regex", "262145 characters, at most 262144"),
+    ({"structuredOutput": {"jsonSchema": ""}}, "structured_output.json_schema", "the text is empty"),
+    ({"structuredOutput": {"jsonSchema": '{"a": '}}, "structured_output.json_schema", "not JSON: Expecting value"),
+    ({"structuredOutput": {"jsonSchema": "5"}}, "structured_output.json_schema", "the JSON is not an object or"),
+    ({"structuredOutput": {"jsonSchema": "[" * 200_000}}, "structured_output.json_schema", "the JSON is nested too"),
+    ({"structuredOutput": {"structuralTag": "true"}}, "structured_output.structural_tag", "the JSON is not an object"),
+    ({"structuredOutput": {"grammar": ""}}, "structured_output.grammar", "the text is empty"),
+    ({"structuredOutput": {"choice": {}}}, "structured_output.choice.choices", "0 choices, outside 1..10000"),
+    ({"structuredOutput": {"choice": {"choices": ["a", ""]}}}, "structured_output.choice.choices[1]", "the string is"),
+    (
+        {"structuredOutput": {"choice": {"choices": ["a"] * 10_001}}},
+        "structured_output.choice.choices",
+        "10001 choices",
+    ),
+    (
+        {"structuredOutput": {"choice": {"choices": ["a" * 200_000, "b" * 200_000]}}},
+        "structured_output.choice.choices",
+        "400000 characters",
+    ),
 ]
 
 
@@ -239,7 +262,7 @@ async def test_only_the_first_violations_are_collected(processor) -> None:
             {"output": {"spacesBetweenSpecialTokens": False, "skipSpecialTokens": False}},
             ["output.spaces_between_special_tokens"],
         ),
-        ({"structuredOutput": {"regex": "a+"}}, ["structured_output"]),
+        ({"structuredOutput": {"grammar": "a"}}, ["structured_output.grammar"]),
         ({"kv": {"transferParams": {"a": 1}}}, ["kv.transfer_params"]),
         ({"loraName": "x"}, ["lora_name"]),
         ({"priority": -1}, ["priority"]),
@@ -560,3 +583,24 @@ async def test_choices_that_are_too_large_together_are_refused_with_the_limit(pr
     for said in (str(MAX_ENGINE_BYTES), "sampling.allowed_token_ids", "sampling.logit_bias", "sampling.bad_words"):
         assert said in caught.value.message
     assert replace(small, num_choices=too_many - 1).size_for_engine() == size
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"jsonSchema": '{"type": "object"}'},
+        {"jsonSchema": "true"},
+        {"jsonObject": {}},
+        {"regex": "a+"},
+        {"choice": {"choices": ["yes", "no"]}},
+        {"structuralTag": "{}"},
+    ],
+)
+async def test_a_constraint_reaches_the_engine_as_it_is(processor, constraint) -> None:
+    request = request_of(structuredOutput=constraint)
+    processed = await processor.process(request, request_id="r")
+    assert engine_request(processed, 0, 1, 1000.0).structured_output == request.structured_output
+
+
+async def test_without_a_constraint_the_engine_gets_none(processor) -> None:
+    assert not engine_request(await process(processor), 0, 1, 1000.0).HasField("structured_output")

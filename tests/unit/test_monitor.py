@@ -112,3 +112,9 @@ def test_an_idle_engine_tells_its_state_every_five_seconds(world: World) -> None
     for now, num_calls in ((4.9, 0), (5.0, 1), (9.9, 1), (10.0, 2)):
         world.check_at(now)
         assert world.proc.republish_stats.call_count == num_calls
+
+
+def test_grammars_that_take_too_long_are_looked_for_at_every_look(world: World) -> None:
+    world.check_at(1.0)
+    world.check_at(2.0)
+    assert world.proc.expire_grammars.call_count == 2

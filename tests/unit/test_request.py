@@ -12,7 +12,8 @@ from stepwire.errors import InvariantViolation
 
 ENDS = {status for status in RequestStatus if status.name.startswith("FINISHED_")}
 LEGAL = {
-    RequestStatus.WAITING: {RequestStatus.RUNNING} | ENDS,
+    RequestStatus.WAITING: {RequestStatus.RUNNING, RequestStatus.WAITING_FOR_GRAMMAR} | ENDS,
+    RequestStatus.WAITING_FOR_GRAMMAR: {RequestStatus.WAITING} | ENDS,
     RequestStatus.RUNNING: {RequestStatus.PREEMPTED} | ENDS,
     RequestStatus.PREEMPTED: {RequestStatus.RUNNING} | ENDS,
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from engine_core.scheduler.deadlines import SLACK as DEADLINES_SLACK
 from engine_core.scheduler.output import FinishReason, ModelRunnerOutput
 from engine_core.scheduler.request import RequestStatus
-from engine_core.scheduler.scheduler import DEADLINES_SLACK
 from fakes.driven_scheduler import DrivenScheduler
 from fakes.request_factory import make_request, make_scheduler, request_key
 

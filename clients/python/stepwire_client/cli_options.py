@@ -21,6 +21,7 @@ _UINT32 = 2**32 - 1
 _SAMPLING = "Sampling"
 _STOP = "When to stop"
 _OUTPUT = "Output"
+_STRUCTURE = "Structured output (one of these)"
 _PROMPT = "Prompt and cache"
 
 Target = Annotated[str, typer.Option(parser=cli_input.text, help="host:port of the frontend.")]
@@ -93,6 +94,26 @@ RepetitionDetection = Annotated[
         help="End when a pattern of MIN to MAX tokens comes REPEATS times in a row.",
         rich_help_panel=_STOP,
     ),
+]
+
+JsonSchema = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|TEXT", help="Answer in JSON of this schema.", rich_help_panel=_STRUCTURE),
+]
+JsonObject = Annotated[
+    bool, typer.Option("--json-object", help="Answer with a JSON object.", rich_help_panel=_STRUCTURE)
+]
+Regex = Annotated[str | None, typer.Option(help="Answer with a match of it.", rich_help_panel=_STRUCTURE)]
+Grammar = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="EBNF grammar of the answer.", rich_help_panel=_STRUCTURE),
+]
+Choice = Annotated[
+    list[str] | None, typer.Option(help="Answer with exactly this or another choice.", rich_help_panel=_STRUCTURE)
+]
+StructuralTag = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="JSON of a structural tag.", rich_help_panel=_STRUCTURE),
 ]
 
 TokenIds = Annotated[bool, typer.Option("--token-ids", help="Also return token ids.", rich_help_panel=_OUTPUT)]

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from stepwire.v1 import common_pb2, generation_service_pb2
+from stepwire_client import cli_structured_output
 
 # Options whose name is the proto field's name.
 _SAMPLING_FIELDS = [
@@ -69,6 +70,9 @@ def build(options: Options) -> generation_service_pb2.GenerateRequest:
             output=_output(options),
             **_given(options, _REQUEST_FIELDS),
         )
+        constraint = cli_structured_output.build(options)
+        if constraint is not None:
+            request.structured_output.CopyFrom(constraint)
         if options["cache_salt"] or options["bypass_prefix_cache"]:
             request.kv.cache_salt = options["cache_salt"]
             request.kv.bypass_prefix_cache = options["bypass_prefix_cache"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from engine_core.structured_output.bitmask import GrammarBitmask
 
 # Called from any thread when the executor can not go on; the cause travels to every frontend.
 FailureCallback = Callable[[BaseException], None]
@@ -70,8 +71,8 @@ class Executor(Protocol):
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         """Start the forward pass; does not wait for it where the device allows."""
 
-    def sample_tokens(self) -> Future[ModelRunnerOutput]:
-        """Sample from the forward pass just started. The future may be done already."""
+    def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
+        """Sample from the forward pass just started, within the bitmask. The future may be done already."""
 
     def execute_dummy_batch(self, num_tokens: int) -> None:
         """One forward pass without requests; between two steps."""

@@ -21,6 +21,7 @@ from engine_core.model_executor.models.support import context_limit
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
 from engine_core.model_executor.profiler import TorchProfiler
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.errors import InvariantViolation
 
 _WARM_UP_TOKENS = 16
@@ -60,9 +61,9 @@ class InProcessExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._running().execute_model(scheduler_output)
 
-    def sample_tokens(self) -> Future[ModelRunnerOutput]:
+    def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
         future: Future[ModelRunnerOutput] = Future()
-        future.set_result(self._running().sample_tokens())
+        future.set_result(self._running().sample_tokens(bitmask))
         return future
 
     def execute_dummy_batch(self, num_tokens: int) -> None:

@@ -14,6 +14,7 @@ from engine_core.model_executor.row_table import RowTable
 from engine_core.model_executor.sampler.logprobs import PromptRows, SampledRow
 from engine_core.model_executor.sampler.sampling_batch import (
     SAMPLING_DTYPE,
+    GrammarRows,
     LogitsRules,
     RuledRow,
     SamplingBatch,
@@ -22,6 +23,7 @@ from engine_core.model_executor.sampler.sampling_batch import (
 from engine_core.model_executor.step_inputs import StepInputs
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import NO_LOGPROBS, LogprobsParams, RequestKey
+from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.packed_logprobs import num_entries
 
 _COUNTS_DTYPE = np.dtype([("prompt", np.int64), ("known", np.int64), ("computed", np.int64), ("blocks", np.int64)])
@@ -85,8 +87,8 @@ class InputBatch:
             sampled=np.flatnonzero(seq_lens == self._counts["known"][rows]),
         )
 
-    def sampling_batch(self, inputs: StepInputs) -> SamplingBatch:
-        """Parameters of the sampled sequences, and the rules of those that have some in force."""
+    def sampling_batch(self, inputs: StepInputs, bitmask: GrammarBitmask | None = None) -> SamplingBatch:
+        """Parameters of the sampled sequences, and the rules and grammar masks of those that have some."""
         rows = inputs.rows[inputs.sampled]
         num_outputs = self._counts["known"][rows] - self._counts["prompt"][rows]
         ruled: list[RuledRow] = []
@@ -96,7 +98,7 @@ class InputBatch:
                 for index, row in enumerate(rows.tolist())
                 if row in self._rules and self._rules[row].apply_after(int(num_outputs[index]))
             ]
-        return SamplingBatch(self._sampling[rows], num_outputs, ruled)
+        return SamplingBatch(self._sampling[rows], num_outputs, ruled, _grammar_rows(inputs, bitmask))
 
     def sampled_logprobs(self, inputs: StepInputs) -> list[SampledRow]:
         """The sampled sequences whose log-probabilities are wanted."""
@@ -203,3 +205,15 @@ class InputBatch:
         num_prompt, num_known = self._counts["prompt"][row], self._counts["known"][row]
         tokens = self._tokens.values[row]
         return RuledRow(index, self._rules[row], tokens[:num_prompt], tokens[num_prompt:num_known])
+
+
+def _grammar_rows(inputs: StepInputs, bitmask: GrammarBitmask | None) -> GrammarRows | None:
+    """The mask by rows of the logits; a mask for a request that does not sample in this step is left out."""
+    if bitmask is None:
+        return None
+    row_of = {inputs.keys[index]: row for row, index in enumerate(inputs.sampled.tolist())}
+    pairs = [(row_of[key], index) for index, key in enumerate(bitmask.keys) if key in row_of]
+    if not pairs:
+        return None
+    rows, indices = np.array(pairs, dtype=np.int64).T
+    return GrammarRows(rows, bitmask.words[indices])

@@ -22,6 +22,7 @@ from engine_core.model_executor.sampler.sampling_batch import SAMPLING_DTYPE, Sa
 from engine_core.model_executor.step_inputs import StepInputs
 from engine_core.scheduler.output import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from engine_core.scheduler.request import RequestKey
+from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.errors import InvariantViolation
 from stepwire.packed_logprobs import PackedLogprobs
 
@@ -90,13 +91,13 @@ class ModelRunner:
         self._pending = _Pending(inputs, logits if inputs.sampled.size else None, prompt_logprobs)
 
     @torch.inference_mode()
-    def sample_tokens(self) -> ModelRunnerOutput:
-        """Choose the tokens of the forward pass just run and append them to the record."""
+    def sample_tokens(self, bitmask: GrammarBitmask | None) -> ModelRunnerOutput:
+        """Choose the tokens of the forward pass just run, within the bitmask, and append them to the record."""
         pending, self._pending = self._pending, None
         if self._requests is None or pending is None:
             raise InvariantViolation("sample_tokens without execute_model")
         inputs = pending.inputs
-        token_ids, logprobs = self._sample(pending.logits, inputs, self._requests)
+        token_ids, logprobs = self._sample(pending.logits, inputs, self._requests, bitmask)
         self._requests.finish_step(inputs, token_ids)
         sampled: list[list[int]] = [[] for _ in inputs.keys]
         for index, token_id in zip(inputs.sampled.tolist(), token_ids, strict=True):
@@ -117,7 +118,11 @@ class ModelRunner:
         sample(logits, SamplingBatch(params, np.zeros(len(query_lens), dtype=np.int64), []))
 
     def _sample(
-        self, logits: torch.Tensor | None, inputs: StepInputs, requests: InputBatch
+        self,
+        logits: torch.Tensor | None,
+        inputs: StepInputs,
+        requests: InputBatch,
+        bitmask: GrammarBitmask | None,
     ) -> tuple[list[int], dict[RequestKey, PackedLogprobs]]:
         """logits [S, vocab_size] -> the tokens [S], and the log-probabilities of those that ask."""
         if logits is None:
@@ -125,7 +130,7 @@ class ModelRunner:
         asked = requests.sampled_logprobs(inputs)
         # Before sampling, which changes the logits.
         logprobs = raw_logprobs(logits, asked) if asked else None
-        token_ids: list[int] = sample(logits, requests.sampling_batch(inputs)).tolist()
+        token_ids: list[int] = sample(logits, requests.sampling_batch(inputs, bitmask)).tolist()
         return token_ids, pack_sampled(logprobs, asked, token_ids) if logprobs is not None else {}
 
     def _logits(self, logits_indices: np.ndarray) -> torch.Tensor:

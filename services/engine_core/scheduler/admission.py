@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
 from engine_core.scheduler.output import RequestError
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_queue import RequestQueue
+from engine_core.scheduler.scheduler_config import SchedulerConfig
 
 # Advice with QUEUE_FULL; the queue moves at the pace of finished answers, which is seconds.
 RETRY_AFTER_MS = 1000
 
 
 def admission_error(
-    request: Request,
-    waiting: RequestQueue,
-    kv_cache_manager: KVCacheManager,
-    *,
-    max_queued_requests: int,
-    max_queued_tokens: int,
+    request: Request, queues: Sequence[RequestQueue], kv_cache_manager: KVCacheManager, config: SchedulerConfig
 ) -> RequestError | None:
     """Why the request is refused, or None. What is queued fits the whole cache, so that it can always progress."""
     if not kv_cache_manager.can_ever_fit(request.max_num_tokens):
@@ -26,11 +24,13 @@ def admission_error(
             "KV_CAPACITY",
             f"prompt and max_tokens need {request.max_num_tokens} tokens of KV cache; it holds {capacity}",
         )
-    if len(waiting) >= max_queued_requests:
-        return _queue_full(f"{len(waiting)} requests are queued; the limit is {max_queued_requests}")
+    num_queued_requests = sum(map(len, queues))
+    if num_queued_requests >= config.max_queued_requests:
+        return _queue_full(f"{num_queued_requests} requests are queued; the limit is {config.max_queued_requests}")
     # An empty queue takes any request: a limit below one prompt would refuse it for ever, and call that temporary.
-    if waiting and waiting.num_tokens + request.num_tokens > max_queued_tokens:
-        return _queue_full(f"{waiting.num_tokens} tokens are queued; the limit is {max_queued_tokens}")
+    num_queued_tokens = sum(queue.num_tokens for queue in queues)
+    if num_queued_requests and num_queued_tokens + request.num_tokens > config.max_queued_tokens:
+        return _queue_full(f"{num_queued_tokens} tokens are queued; the limit is {config.max_queued_tokens}")
     return None
 
 

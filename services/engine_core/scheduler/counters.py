@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.scheduler.output import SchedulerStats
 from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_queue import RequestQueue
 
 
 @dataclass(slots=True)
@@ -33,18 +35,16 @@ class SchedulerCounters:
             self.prefix_hit_tokens += num_hit_tokens
 
     def snapshot(
-        self,
-        *,
-        num_running: int,
-        num_waiting: int,
-        num_waiting_tokens: int,
-        oldest_waiting_time: float | None,
-        pool: BlockPool,
+        self, num_running: int, waiting: RequestQueue, skipped_waiting: RequestQueue, pool: BlockPool
     ) -> SchedulerStats:
+        """The counters, and what queues and pool hold now."""
+        queued = chain(skipped_waiting, waiting)
+        never_scheduled = (request.arrival_time for request in queued if not request.was_scheduled)
         return SchedulerStats(
             num_running=num_running,
-            num_waiting=num_waiting,
-            num_waiting_tokens=num_waiting_tokens,
+            num_waiting=len(waiting) + len(skipped_waiting),
+            num_waiting_deferred=len(skipped_waiting),
+            num_waiting_tokens=waiting.num_tokens + skipped_waiting.num_tokens,
             num_used_blocks=pool.num_used,
             num_cached_blocks=pool.num_cached,
             num_total_blocks=pool.num_total,
@@ -57,5 +57,5 @@ class SchedulerCounters:
             num_generation_tokens=self.num_generation_tokens,
             num_evictions=pool.num_evictions,
             num_collisions=pool.num_collisions,
-            oldest_waiting_time=oldest_waiting_time,
+            oldest_waiting_time=next(never_scheduled, None),
         )

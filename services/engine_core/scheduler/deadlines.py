@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 
 from engine_core.scheduler.output import RequestError
 from engine_core.scheduler.request import Request, RequestKey
 
 DEADLINE = RequestError("DEADLINE", "the deadline of the request has passed")
 QUEUE_TIMEOUT = RequestError("QUEUE_TIMEOUT", "the request was not scheduled within its queue timeout", retryable=True)
+
+# Entries of ended requests that may gather before the heap is cleaned.
+SLACK = 1024
 
 
 class Deadlines:
@@ -27,18 +30,20 @@ class Deadlines:
                 self._num_pushed += 1
                 heapq.heappush(self._heap, (time, self._num_pushed, request.key, is_queue_deadline))
 
-    def forget_ended(self, live: Container[RequestKey]) -> None:
-        """Drop the entries of ended requests: a caller's far deadline must not hold memory until it comes."""
+    def forget_ended(self, live: Collection[RequestKey]) -> None:
+        """Drop the entries of ended requests, once they are many: a far deadline must not hold memory until it comes."""
+        if len(self._heap) <= 2 * len(live) + SLACK:
+            return
         self._heap = [entry for entry in self._heap if entry[2] in live]
         heapq.heapify(self._heap)
 
-    def __len__(self) -> int:
-        return len(self._heap)
-
     @property
     def next_time(self) -> float | None:
-        """The soonest deadline, perhaps of a request that has ended; None = there is none."""
+        """When the next one passes, of an ended request maybe; None = there is none."""
         return self._heap[0][0] if self._heap else None
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
     def pop_passed(self, now: float) -> Iterator[tuple[RequestKey, bool]]:
         """Keys whose time has come, and whether it was the queue's."""

@@ -99,6 +99,8 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     # Requests that ended since the last step: the workers drop their state.
     finished_keys: list[RequestKey]
+    # Scheduled requests that sample in this step under a grammar: sampling needs a mask for each.
+    grammar_keys: list[RequestKey] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,9 @@ class RequestError:
     retryable: bool = False
     retry_after_ms: int = 0
     cause_type: str = ""
+
+
+GRAMMAR_VIOLATION = RequestError("GRAMMAR_VIOLATION", "the model chose a token that the grammar does not allow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +185,8 @@ class SchedulerStats:
 
     num_running: int = 0
     num_waiting: int = 0
+    # Of the waiting ones: held back by a grammar.
+    num_waiting_deferred: int = 0
     num_waiting_tokens: int = 0
     num_used_blocks: int = 0
     num_cached_blocks: int = 0

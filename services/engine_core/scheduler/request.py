@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from engine_core.scheduler.grammar import Grammar, GrammarSpec
 from stepwire.errors import InvariantViolation
 
 # (session id, handle): a caller's request_id is for logs only and is never a key.
@@ -18,6 +19,7 @@ class RequestStatus(enum.Enum):
     """States of a request; TRANSITIONS says which may follow which."""
 
     WAITING = enum.auto()
+    WAITING_FOR_GRAMMAR = enum.auto()
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
     FINISHED_STOPPED = enum.auto()
@@ -31,7 +33,8 @@ class RequestStatus(enum.Enum):
 FINISHED = frozenset(status for status in RequestStatus if status.name.startswith("FINISHED_"))
 
 TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
-    RequestStatus.WAITING: FINISHED | {RequestStatus.RUNNING},
+    RequestStatus.WAITING: FINISHED | {RequestStatus.RUNNING, RequestStatus.WAITING_FOR_GRAMMAR},
+    RequestStatus.WAITING_FOR_GRAMMAR: FINISHED | {RequestStatus.WAITING},
     RequestStatus.RUNNING: FINISHED | {RequestStatus.PREEMPTED},
     RequestStatus.PREEMPTED: FINISHED | {RequestStatus.RUNNING},
     **{status: frozenset() for status in FINISHED},
@@ -128,10 +131,13 @@ class Request:
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
     logprobs: LogprobsParams = NO_LOGPROBS
+    grammar_spec: GrammarSpec | None = None
     # Starts with the tokens of a resumed generation; they count as output but are never sent back.
     output_token_ids: list[int] = field(default_factory=list)
 
     status: RequestStatus = RequestStatus.WAITING
+    # Set by the input thread when there is a grammar_spec.
+    grammar: Grammar | None = None
     # Tokens whose KV is in the cache.
     num_computed_tokens: int = 0
     num_preemptions: int = 0

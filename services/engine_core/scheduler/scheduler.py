@@ -15,9 +15,11 @@ from engine_core.kv_cache.kv_cache_manager import KVCacheManager
 from engine_core.scheduler.admission import admission_error
 from engine_core.scheduler.counters import SchedulerCounters
 from engine_core.scheduler.deadlines import DEADLINE, QUEUE_TIMEOUT, Deadlines
+from engine_core.scheduler.integrity import broken_invariants
 from engine_core.scheduler.logprobs import attach_token_rows, new_prompt_rows
 from engine_core.scheduler.output import (
     FINISH_REASONS,
+    GRAMMAR_VIOLATION,
     CachedRequestData,
     EngineCoreOutput,
     Finish,
@@ -25,6 +27,7 @@ from engine_core.scheduler.output import (
     ModelRunnerOutput,
     NewRequestData,
     PrefillStats,
+    RequestError,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -35,9 +38,6 @@ from engine_core.scheduler.scheduler_config import SchedulerConfig
 from engine_core.scheduler.step_plan import StepPlan
 from engine_core.scheduler.stop_check import check_stop
 
-# Entries of ended requests that may gather before the heap of deadlines is cleaned.
-DEADLINES_SLACK = 1024
-
 
 class Scheduler:
     """Requests in, steps out, tokens back in, outputs out."""
@@ -47,6 +47,8 @@ class Scheduler:
         self.kv_cache_manager = kv_cache_manager
         self.requests: dict[RequestKey, Request] = {}
         self.waiting = RequestQueue()
+        # Were at the head of `waiting` before their grammar was compiled; they hold up nobody.
+        self.skipped_waiting = RequestQueue()
         # In order of admission: the last one is preempted first.
         self.running: list[Request] = []
         self.pause_state = PauseState.NONE
@@ -64,13 +66,7 @@ class Scheduler:
 
     def add_request(self, request: Request, now: float) -> EngineCoreOutput:
         """Queue a request. The output says QUEUED, or REJECTED with the reason: it was never scheduled."""
-        error = admission_error(
-            request,
-            self.waiting,
-            self.kv_cache_manager,
-            max_queued_requests=self.config.max_queued_requests,
-            max_queued_tokens=self.config.max_queued_tokens,
-        )
+        error = admission_error(request, (self.waiting, self.skipped_waiting), self.kv_cache_manager, self.config)
         if error is not None:
             request.set_status(RequestStatus.FINISHED_REJECTED)
             return EngineCoreOutput(request.key, finish=Finish(FinishReason.REJECTED, error=error))
@@ -78,14 +74,28 @@ class Scheduler:
         self.requests[request.key] = request
         self.waiting.append(request)
         self._deadlines.push(request)
-        if len(self._deadlines) > 2 * len(self.requests) + DEADLINES_SLACK:
-            self._deadlines.forget_ended(self.requests)
+        self._deadlines.forget_ended(self.requests)
         return EngineCoreOutput(request.key, events=[(EventType.QUEUED, now)])
 
     def finish_requests(self, keys: Iterable[RequestKey] | None, status: RequestStatus) -> list[EngineCoreOutput]:
         """End requests from outside, at once. None = all; unknown and ended keys are ignored."""
-        targets = list(self.requests) if keys is None else list(keys)
+        targets = list(self.requests if keys is None else keys)
         return [self._finish(self.requests[key], status) for key in targets if key in self.requests]
+
+    def grammar_done(self, key: RequestKey) -> list[EngineCoreOutput]:
+        """A grammar is ready or has failed. Its request may not be known, or not any more."""
+        request = self.requests.get(key)
+        if request is None or request.grammar is None:
+            return []
+        if request.grammar.error is not None:
+            error = RequestError("GRAMMAR_INVALID", request.grammar.error)
+            return [self._finish(request, RequestStatus.FINISHED_ERROR, error=error)]
+        if request.status is RequestStatus.WAITING_FOR_GRAMMAR:
+            self.skipped_waiting.remove(request)
+            request.set_status(RequestStatus.WAITING)
+            # It has been at the head of the line: it is looked at first.
+            self.waiting.prepend(request)
+        return []
 
     # -- steps out ---------------------------------------------------------------------------------------------------
 
@@ -93,6 +103,17 @@ class Scheduler:
     def has_work(self) -> bool:
         """Requests to serve, or ends the workers have not been told of (they would keep that state for ever)."""
         return bool(self._finished_keys) or bool(self._expired_outputs) or self._can_advance
+
+    def is_blocked(self, now: float) -> bool:
+        """All requests wait for their grammars: a step could do nothing before one is done or a deadline passes."""
+        all_wait = bool(self.requests) and len(self.skipped_waiting) == len(self.requests)
+        has_news = self._finished_keys or self._expired_outputs
+        return all_wait and not has_news and (self.next_deadline is None or self.next_deadline > now)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next deadline passes; None = there is none."""
+        return self._deadlines.next_time
 
     def schedule(self, now: float) -> SchedulerOutput:
         """Plan one step: expire, then running requests in order, then waiting ones. May plan nothing."""
@@ -118,10 +139,8 @@ class Scheduler:
             request = self.requests.get(key)
             if request is None or (is_queue_deadline and request.was_scheduled):
                 continue
-            output = self._finish(request, RequestStatus.FINISHED_ERROR)
             error = QUEUE_TIMEOUT if is_queue_deadline else DEADLINE
-            output.finish = Finish(FinishReason.ERROR, error=error, num_preemptions=request.num_preemptions)
-            self._expired_outputs.append(output)
+            self._expired_outputs.append(self._finish(request, RequestStatus.FINISHED_ERROR, error=error))
 
     def _schedule_running(self, plan: StepPlan, now: float) -> None:
         index = 0
@@ -136,7 +155,7 @@ class Scheduler:
             if block_ids is None:
                 return
             plan.add_cached(CachedRequestData(request.key, block_ids, request.num_computed_tokens), num_new_tokens)
-            self._mark_computed(request, num_new_tokens)
+            self._mark_computed(request, num_new_tokens, plan)
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan, now: float) -> list[int] | None:
         """Blocks for `num_tokens`, preempting from the back of `running`; None when the request itself had to go."""
@@ -171,6 +190,9 @@ class Scheduler:
             # A pause lets what has begun go on to its end, preempted or not, and begins nothing.
             if self.pause_state is PauseState.NEW and not request.was_scheduled:
                 return
+            if request.grammar is not None and not request.grammar.is_ready:
+                self._set_aside(request)
+                continue
             computed_blocks = self._computed_blocks(request)
             num_computed_tokens = len(computed_blocks) * self.kv_cache_manager.block_size
             num_new_tokens = self._num_new_tokens(request, num_computed_tokens, plan)
@@ -179,6 +201,11 @@ class Scheduler:
             if not (is_whole or self.config.enable_chunked_prefill) or not self._fits_now(request, computed_blocks):
                 return
             self._admit(request, computed_blocks, num_new_tokens, plan, now)
+
+    def _set_aside(self, request: Request) -> None:
+        self.waiting.remove(request)
+        request.set_status(RequestStatus.WAITING_FOR_GRAMMAR)
+        self.skipped_waiting.append(request)
 
     def _fits_now(self, request: Request, computed_blocks: list[KVCacheBlock]) -> bool:
         """The whole known sequence fits the free blocks, not only its first chunk: else chunks would thrash."""
@@ -206,7 +233,7 @@ class Scheduler:
             request.events.append((EventType.SCHEDULED, now))
             plan.add_new(NewRequestData.of(request, block_ids), num_new_tokens)
         request.set_status(RequestStatus.RUNNING)
-        self._mark_computed(request, num_new_tokens)
+        self._mark_computed(request, num_new_tokens, plan)
 
     def _computed_blocks(self, request: Request) -> list[KVCacheBlock]:
         if request.bypass_prefix_cache or request.needs_whole_prompt:
@@ -221,9 +248,11 @@ class Scheduler:
             num_new_tokens = threshold
         return min(num_new_tokens, plan.token_budget)
 
-    def _mark_computed(self, request: Request, num_new_tokens: int) -> None:
+    def _mark_computed(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
         """The step just planned computes these tokens. Later steps, and hits on full blocks, build on it."""
         request.num_computed_tokens += num_new_tokens
+        if request.grammar is not None and request.num_computed_tokens == request.num_tokens:
+            plan.grammar_keys.append(request.key)
         self.kv_cache_manager.register_full_blocks(
             request.key, request.block_hashes, request.token_ids, request.num_computed_tokens
         )
@@ -262,6 +291,9 @@ class Scheduler:
             output.prefill = PrefillStats(request.num_prompt_tokens, request.num_cached_tokens or 0)
             self._counters.num_prompt_tokens += request.num_prompt_tokens
         for token_id in token_ids:
+            if request.grammar is not None and not request.grammar.accept(token_id):
+                self._finish(request, RequestStatus.FINISHED_ERROR, output, GRAMMAR_VIOLATION)
+                break
             request.output_token_ids.append(token_id)
             output.new_token_ids.append(token_id)
             status = check_stop(request, self.config.max_model_len)
@@ -275,11 +307,17 @@ class Scheduler:
         return output
 
     def _finish(
-        self, request: Request, status: RequestStatus, output: EngineCoreOutput | None = None
+        self,
+        request: Request,
+        status: RequestStatus,
+        output: EngineCoreOutput | None = None,
+        error: RequestError | None = None,
     ) -> EngineCoreOutput:
         """The one way out for a request that was added: leave the queues, free the blocks, tell the workers later."""
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
+        elif request.status is RequestStatus.WAITING_FOR_GRAMMAR:
+            self.skipped_waiting.remove(request)
         else:
             self.waiting.remove(request)
         request.set_status(status)
@@ -289,9 +327,7 @@ class Scheduler:
             self._finished_keys.append(request.key)
         output = output or EngineCoreOutput(request.key)
         output.events, request.events = request.events, []
-        output.finish = Finish(
-            FINISH_REASONS[status], stop_token_id=request.stop_token_id, num_preemptions=request.num_preemptions
-        )
+        output.finish = Finish(FINISH_REASONS[status], request.stop_token_id, error, request.num_preemptions)
         return output
 
     def _extend_block_hashes(self, request: Request) -> None:
@@ -302,28 +338,14 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Snapshot for metrics and for the balancers of the frontends."""
-        never_scheduled = (request.arrival_time for request in self.waiting if not request.was_scheduled)
         return self._counters.snapshot(
-            num_running=len(self.running),
-            num_waiting=len(self.waiting),
-            num_waiting_tokens=self.waiting.num_tokens,
-            oldest_waiting_time=next(never_scheduled, None),
-            pool=self.kv_cache_manager.pool,
+            len(self.running), self.waiting, self.skipped_waiting, self.kv_cache_manager.pool
         )
-
-    @property
-    def next_deadline(self) -> float | None:
-        """When the next request may expire; for an owner that makes no steps meanwhile."""
-        return self._deadlines.next_time
 
     def check_integrity(self) -> list[str]:
         """Broken invariants in words; empty = sound. For idle moments, tests and DumpState."""
         found = self.kv_cache_manager.check_integrity()
-        queued = {request.key for request in self.waiting} | {request.key for request in self.running}
-        if queued != set(self.requests) or len(self.waiting) + len(self.running) != len(self.requests):
-            found.append("a request is in no queue, or in two")
-        if self.waiting.num_tokens != sum(request.num_tokens for request in self.waiting):
-            found.append("the number of queued tokens is wrong")
+        found += broken_invariants(self.requests, (self.waiting, self.skipped_waiting), self.running)
         if not self.requests and self.kv_cache_manager.pool.num_used:
             found.append(f"no request, but {self.kv_cache_manager.pool.num_used} blocks are in use")
         return found

@@ -12,6 +12,7 @@ class StepPlan:
     def __init__(self, token_budget: int) -> None:
         self.token_budget = token_budget
         self.has_preempted = False
+        self.grammar_keys: list[RequestKey] = []
         self._new_requests: list[NewRequestData] = []
         self._cached_requests: list[CachedRequestData] = []
         self._num_scheduled_tokens: dict[RequestKey, int] = {}
@@ -32,6 +33,7 @@ class StepPlan:
             num_scheduled_tokens=self._num_scheduled_tokens,
             total_num_scheduled_tokens=sum(self._num_scheduled_tokens.values()),
             finished_keys=finished_keys,
+            grammar_keys=self.grammar_keys,
         )
 
     def _spend(self, key: RequestKey, num_tokens: int) -> None:

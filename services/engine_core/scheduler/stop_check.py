@@ -7,6 +7,9 @@ from engine_core.scheduler.request import RepetitionDetection, Request, RequestS
 
 def check_stop(request: Request, max_model_len: int) -> RequestStatus | None:
     """The finished status the newest output token brings, or None; sets `stop_token_id` when that ended it."""
+    # Nothing can follow the end of a grammar, whatever min_tokens and ignore_eos say.
+    if request.grammar is not None and request.grammar.is_terminated:
+        return RequestStatus.FINISHED_STOPPED
     stop = request.stop
     num_output = len(request.output_token_ids)
     if num_output < stop.min_tokens:

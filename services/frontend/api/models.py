@@ -48,6 +48,7 @@ class ModelService(pb_grpc.ModelServiceServicer):
             max_logprobs=facts.max_logprobs,
             max_n=min(MAX_N, self._frontend.settings.max_concurrent_requests),
             resume=True,
+            structured_output_kinds=facts.structured_output_kinds,
         )
         return pb.Model(
             id=facts.model,

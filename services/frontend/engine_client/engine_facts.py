@@ -52,6 +52,8 @@ class EngineFacts:
     ping_interval_s: float
     ping_timeout_s: float
     state: EngineState
+    # Kinds of constraints it can enforce.
+    structured_output_kinds: tuple[str, ...] = ()
 
     @property
     def boot(self) -> tuple[str, str]:
@@ -79,6 +81,9 @@ def strictest(facts: EngineFacts, others: Sequence[EngineFacts]) -> EngineFacts:
         kv_cache_tokens=min(one.kv_cache_tokens for one in every),
         # All who set a limit have one of at least 0.
         max_logprobs=min((one.max_logprobs for one in every if one.max_logprobs >= 0), default=WHOLE_VOCABULARY),
+        structured_output_kinds=tuple(
+            kind for kind in facts.structured_output_kinds if all(kind in one.structured_output_kinds for one in others)
+        ),
     )
 
 

@@ -81,6 +81,7 @@ def to_facts(ready: pb.Ready) -> EngineFacts:
         ping_interval_s=ready.ping_interval_ms / 1000,
         ping_timeout_s=ready.ping_timeout_ms / 1000,
         state=to_state(ready.state),
+        structured_output_kinds=tuple(ready.structured_output_kinds),
     )
 
 

@@ -16,6 +16,7 @@ class ModelFacts:
     vocab_size: int
     kv_cache_tokens: int = 0
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
+    structured_output_kinds: tuple[str, ...] = ()
 
     def room_for_output(self, num_prompt_tokens: int) -> int:
         """Most output tokens after such a prompt: what the context leaves, and what the KV cache can hold.

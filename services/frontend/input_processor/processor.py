@@ -23,6 +23,7 @@ from frontend.input_processor.prompt import (
 )
 from frontend.input_processor.sampling import num_choices, read_sampling
 from frontend.input_processor.stopping import check_stop, resolve_max_tokens, resolve_min_tokens
+from frontend.input_processor.structured_output import check_structured_output
 from frontend.input_processor.unsupported import refuse_unsupported
 from frontend.tokenizer import Tokenizer
 from stepwire import token_array
@@ -120,7 +121,7 @@ class InputProcessor:
         check_prompt(request, facts, self._tokenizer.max_token_bytes, checks)
         _check_rest(request, checks)
         checks.raise_if_any()
-        refuse_unsupported(request)
+        refuse_unsupported(request, facts)
         return output, sampling
 
     async def _encode(
@@ -169,8 +170,7 @@ def _check_rest(request: generation_service_pb2.GenerateRequest, checks: FieldCh
     if request.HasField("queue_timeout_ms"):
         checks.require(request.queue_timeout_ms >= 1, "queue_timeout_ms", "0 is less than 1")
     if request.HasField("structured_output"):
-        spec = request.structured_output.WhichOneof("spec")
-        checks.require(spec is not None, "structured_output.spec", "no kind of constraint is set")
+        check_structured_output(request.structured_output, checks)
     if request.resume_output_token_ids.ids:
         n = num_choices(request.sampling)
         checks.require(n == 1, "sampling.n", f"{n} choices cannot be resumed; the limit with resumed output is 1")
@@ -216,6 +216,8 @@ def _template(
         bypass_prefix_cache=request.kv.bypass_prefix_cache,
         resume_output_token_ids=token_array.pack(request.resume_output_token_ids.ids),
     )
+    if request.HasField("structured_output"):
+        message.structured_output.CopyFrom(request.structured_output)
     if stop.repetition_detection.max_pattern_tokens:
         message.repetition_detection.CopyFrom(stop.repetition_detection)
     return message

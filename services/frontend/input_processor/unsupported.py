@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from frontend.input_processor.model_facts import ModelFacts
 from stepwire.errors import FieldViolation, InvalidRequestError
 from stepwire.v1 import generation_service_pb2
 
 
-def refuse_unsupported(request: generation_service_pb2.GenerateRequest) -> None:
+def refuse_unsupported(request: generation_service_pb2.GenerateRequest, facts: ModelFacts) -> None:
     """Raise UNSUPPORTED_FEATURE with every such field the request uses."""
-    fields = tuple(_unsupported_fields(request))
+    fields = tuple(_unsupported_fields(request, facts))
     if fields:
         raise InvalidRequestError(
             f"not supported by this server: {', '.join(fields)}",
@@ -19,11 +20,12 @@ def refuse_unsupported(request: generation_service_pb2.GenerateRequest) -> None:
         )
 
 
-def _unsupported_fields(request: generation_service_pb2.GenerateRequest) -> Iterator[str]:
+def _unsupported_fields(request: generation_service_pb2.GenerateRequest, facts: ModelFacts) -> Iterator[str]:
+    constraint = request.structured_output.WhichOneof("spec")
     if _asks_for_joined_special_tokens(request):
         yield "output.spaces_between_special_tokens"
-    if request.HasField("structured_output"):
-        yield "structured_output"
+    if constraint is not None and constraint not in facts.structured_output_kinds:
+        yield f"structured_output.{constraint}"
     if request.kv.HasField("transfer_params"):
         yield "kv.transfer_params"
     if request.lora_name:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine_core.model_executor.sampler.grammar_mask import apply_grammar_mask
 from engine_core.model_executor.sampler.logits_masks import apply_logits_masks
 from engine_core.model_executor.sampler.penalties import apply_penalties
 from engine_core.model_executor.sampler.sampling_batch import SamplingBatch
@@ -18,9 +19,12 @@ from engine_core.model_executor.sampler.uniform import uniform
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
     """logits [B, V] of any float type, which this may overwrite -> token ids int64 [B] on the same device."""
     random_rows = np.flatnonzero(batch.params["temperature"] > 0)
-    if not batch.ruled_rows and not random_rows.size:
+    if not batch.ruled_rows and not random_rows.size and batch.grammar is None:
         return logits.argmax(dim=-1)
     logits = logits.float()
+    if batch.grammar is not None:
+        # First of all rules: what the grammar forbids stays forbidden, and the bans that can be dropped are others.
+        apply_grammar_mask(logits, batch.grammar)
     apply_logits_masks(logits, batch.ruled_rows)
     apply_penalties(logits, batch.ruled_rows)
     token_ids = logits.argmax(dim=-1)

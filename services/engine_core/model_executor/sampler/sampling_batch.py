@@ -88,6 +88,16 @@ class RuledRow:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarRows:
+    """Rows of the logits that a grammar restricts, and the tokens it allows there."""
+
+    # [R]
+    rows: np.ndarray
+    # int32 [R, ceil(V / 32)]: bit t % 32 of word t // 32 = token t is allowed.
+    words: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
     """The rows to sample in one step, in the order of the logits."""
 
@@ -96,6 +106,7 @@ class SamplingBatch:
     # Index of the output token to choose, resumed output counted, [B].
     token_indices: np.ndarray
     ruled_rows: list[RuledRow]
+    grammar: GrammarRows | None = None
 
 
 def _ids(token_ids: tuple[int, ...], vocab_size: int) -> np.ndarray:

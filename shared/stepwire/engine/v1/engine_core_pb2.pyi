@@ -396,6 +396,7 @@ class EngineCoreRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     LOGPROB_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
     AGE_US_FIELD_NUMBER: _builtins.int
@@ -439,6 +440,8 @@ class EngineCoreRequest(_message.Message):
     @_builtins.property
     def logprob_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
+    def structured_output(self) -> _common_pb2.StructuredOutput: ...
+    @_builtins.property
     def repetition_detection(self) -> _common_pb2.StopConditions.RepetitionDetection: ...
     def __init__(
         self,
@@ -455,6 +458,7 @@ class EngineCoreRequest(_message.Message):
         logprobs: _builtins.int | None = ...,
         prompt_logprobs: _builtins.int | None = ...,
         logprob_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        structured_output: _common_pb2.StructuredOutput | None = ...,
         cache_salt: _builtins.str = ...,
         bypass_prefix_cache: _builtins.bool = ...,
         age_us: _builtins.int = ...,
@@ -463,9 +467,9 @@ class EngineCoreRequest(_message.Message):
         resume_output_token_ids: _builtins.bytes = ...,
         repetition_detection: _common_pb2.StopConditions.RepetitionDetection | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "repetition_detection", b"repetition_detection", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "repetition_detection", b"repetition_detection", "sampling", b"sampling", "structured_output", b"structured_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age_us", b"age_us", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "deadline_in_us", b"deadline_in_us", "eos_token_ids", b"eos_token_ids", "handle", b"handle", "ignore_eos", b"ignore_eos", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_in_us", b"queue_deadline_in_us", "repetition_detection", b"repetition_detection", "request_id", b"request_id", "resume_output_token_ids", b"resume_output_token_ids", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age_us", b"age_us", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "deadline_in_us", b"deadline_in_us", "eos_token_ids", b"eos_token_ids", "handle", b"handle", "ignore_eos", b"ignore_eos", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_in_us", b"queue_deadline_in_us", "repetition_detection", b"repetition_detection", "request_id", b"request_id", "resume_output_token_ids", b"resume_output_token_ids", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -928,6 +932,7 @@ class Ready(_message.Message):
     PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUT_KINDS_FIELD_NUMBER: _builtins.int
     PING_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     PING_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
@@ -979,6 +984,8 @@ class Ready(_message.Message):
     """Class of the model as its configuration names it, LlamaForCausalLM for example."""
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def structured_output_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -1006,6 +1013,7 @@ class Ready(_message.Message):
         pipeline_parallel_size: _builtins.int = ...,
         max_logprobs: _builtins.int = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
+        structured_output_kinds: _abc.Iterable[_builtins.str] | None = ...,
         ping_interval_ms: _builtins.int = ...,
         ping_timeout_ms: _builtins.int = ...,
         state: _common_pb2.EngineState.ValueType = ...,
@@ -1017,7 +1025,7 @@ class Ready(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "boot_id", b"boot_id", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "dtype", b"dtype", "engine_id", b"engine_id", "features", b"features", "kv_cache_dtype", b"kv_cache_dtype", "kv_cache_max_concurrency", b"kv_cache_max_concurrency", "kv_cache_tokens", b"kv_cache_tokens", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "model", b"model", "num_blocks", b"num_blocks", "ping_interval_ms", b"ping_interval_ms", "ping_timeout_ms", b"ping_timeout_ms", "pipeline_parallel_size", b"pipeline_parallel_size", "protocol", b"protocol", "resumed", b"resumed", "revision", b"revision", "session_grace_ms", b"session_grace_ms", "state", b"state", "tensor_parallel_size", b"tensor_parallel_size", "tokenizer_sha256", b"tokenizer_sha256", "version", b"version", "vocab_size", b"vocab_size", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "boot_id", b"boot_id", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "dtype", b"dtype", "engine_id", b"engine_id", "features", b"features", "kv_cache_dtype", b"kv_cache_dtype", "kv_cache_max_concurrency", b"kv_cache_max_concurrency", "kv_cache_tokens", b"kv_cache_tokens", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "model", b"model", "num_blocks", b"num_blocks", "ping_interval_ms", b"ping_interval_ms", "ping_timeout_ms", b"ping_timeout_ms", "pipeline_parallel_size", b"pipeline_parallel_size", "protocol", b"protocol", "resumed", b"resumed", "revision", b"revision", "session_grace_ms", b"session_grace_ms", "state", b"state", "structured_output_kinds", b"structured_output_kinds", "tensor_parallel_size", b"tensor_parallel_size", "tokenizer_sha256", b"tokenizer_sha256", "version", b"version", "vocab_size", b"vocab_size", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1380,6 +1388,7 @@ class SchedulerStats(_message.Message):
 
     RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    WAITING_DEFERRED_FIELD_NUMBER: _builtins.int
     WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_USED_FIELD_NUMBER: _builtins.int
     KV_BLOCKS_CACHED_FIELD_NUMBER: _builtins.int
@@ -1398,6 +1407,8 @@ class SchedulerStats(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
+    waiting_deferred: _builtins.int
+    """Held back by a grammar."""
     waiting_tokens: _builtins.int
     """Known tokens of the waiting requests."""
     kv_blocks_used: _builtins.int
@@ -1424,6 +1435,7 @@ class SchedulerStats(_message.Message):
         *,
         running: _builtins.int = ...,
         waiting: _builtins.int = ...,
+        waiting_deferred: _builtins.int = ...,
         waiting_tokens: _builtins.int = ...,
         kv_blocks_used: _builtins.int = ...,
         kv_blocks_cached: _builtins.int = ...,
@@ -1443,7 +1455,7 @@ class SchedulerStats(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_tokens", b"generation_tokens", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "last_step_tokens", b"last_step_tokens", "last_step_us", b"last_step_us", "oldest_waiting_ms", b"oldest_waiting_ms", "preempted_hit_tokens", b"preempted_hit_tokens", "preempted_query_tokens", b"preempted_query_tokens", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "prompt_tokens", b"prompt_tokens", "running", b"running", "state", b"state", "steps", b"steps", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_tokens", b"generation_tokens", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "last_step_tokens", b"last_step_tokens", "last_step_us", b"last_step_us", "oldest_waiting_ms", b"oldest_waiting_ms", "preempted_hit_tokens", b"preempted_hit_tokens", "preempted_query_tokens", b"preempted_query_tokens", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "prompt_tokens", b"prompt_tokens", "running", b"running", "state", b"state", "steps", b"steps", "waiting", b"waiting", "waiting_deferred", b"waiting_deferred", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,144 @@
+"""Compiles grammars beside the step loop: equal ones once, in a few threads, each within a time limit.
+
+Entered by input threads (`start`), by the compile threads, and by the monitor (`expire`); hence the lock. Calls back
+outside of it. The time limit counts from when a thread takes the grammar up: whoever queues behind another's grammar
+is not blamed for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import xgrammar
+
+from engine_core.scheduler.grammar import GrammarSpec
+from engine_core.structured_output.compile_threads import CompileThreads
+from engine_core.structured_output.grammar_cache import GrammarCache
+from engine_core.structured_output.grammar_state import GrammarState
+from engine_core.structured_output.grammar_text import GrammarError, compile_spec
+from engine_core.structured_output.vocabulary import Vocabulary
+
+CompileSpec = Callable[[xgrammar.GrammarCompiler, GrammarSpec], xgrammar.CompiledGrammar]
+
+
+@dataclass(slots=True, eq=False)
+class _Compile:
+    """One grammar that is queued or being compiled, and the requests that wait for it."""
+
+    spec: GrammarSpec
+    waiting: list[GrammarState] = field(default_factory=list)
+    started: float | None = None
+    # Set when its time is over; it is still being compiled.
+    overrun: str | None = None
+    is_written_off: bool = False
+
+
+class GrammarCompiler:
+    """Grammars for one vocabulary."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        num_threads: int,
+        timeout_s: float,
+        cache_bytes: int,
+        clock: Callable[[], float],
+        compile_one: CompileSpec = compile_spec,
+    ) -> None:
+        self._vocab_size = len(vocabulary.tokens)
+        self._vocabulary_sha256 = vocabulary.sha256
+        info = xgrammar.TokenizerInfo(
+            list(vocabulary.tokens), xgrammar.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=[]
+        )
+        # Its own cache is off: a look-up there would queue behind the compiles of others.
+        self._backend = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._compile_one = compile_one
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._threads = CompileThreads(num_threads)
+        self._lock = threading.Lock()
+        self._cache = GrammarCache(cache_bytes)
+        self._compiles: dict[GrammarSpec, _Compile] = {}
+
+    @property
+    def num_pending(self) -> int:
+        """Grammars that are queued or being compiled."""
+        return len(self._compiles)
+
+    def start(self, spec: GrammarSpec, state: GrammarState) -> None:
+        """Complete the state: at once when the grammar is cached, else when it is compiled or has failed."""
+        overrun: str | None = None
+        with self._lock:
+            compiled = self._cache.get((spec, self._vocabulary_sha256))
+            if compiled is None:
+                overrun = self._wait(spec, state)
+        if compiled is not None:
+            state.complete(compiled, self._vocab_size)
+        elif overrun is not None:
+            state.fail(overrun)
+
+    def _wait(self, spec: GrammarSpec, state: GrammarState) -> str | None:
+        """Join the compile of this grammar, or begin one. Its error when it is known to take too long."""
+        pending = self._compiles.get(spec)
+        if pending is None:
+            pending = self._compiles[spec] = _Compile(spec)
+            self._threads.submit(partial(self._run, pending))
+        if pending.overrun is None:
+            pending.waiting.append(state)
+        return pending.overrun
+
+    def expire(self) -> None:
+        """Fail whoever waits for a compile that takes too long."""
+        failed: list[tuple[GrammarState, str]] = []
+        with self._lock:
+            now = self._clock()
+            for pending in self._compiles.values():
+                if pending.overrun is None and pending.started is not None and now - pending.started > self._timeout_s:
+                    pending.overrun = f"{pending.spec.kind} does not compile within {self._timeout_s:g} s"
+                    failed += [(state, pending.overrun) for state in pending.waiting]
+                    pending.waiting = []
+                    pending.is_written_off = self._threads.write_off()
+        for state, error in failed:
+            state.fail(error)
+
+    def shutdown(self) -> None:
+        """What is queued is dropped with its requests; what is being compiled is not waited for."""
+        self._threads.shutdown()
+
+    # -- compile threads ---------------------------------------------------------------------------------------------
+
+    def _run(self, pending: _Compile) -> None:
+        with self._lock:
+            pending.started = self._clock()
+        compiled, error = self._try(pending.spec)
+        with self._lock:
+            del self._compiles[pending.spec]
+            if compiled is not None:
+                self._cache.put((pending.spec, self._vocabulary_sha256), compiled)
+            waiting, is_written_off = pending.waiting, pending.is_written_off
+        if is_written_off:
+            self._threads.come_back()
+        for state in waiting:
+            self._complete(state, compiled, error)
+
+    def _try(self, spec: GrammarSpec) -> tuple[xgrammar.CompiledGrammar | None, str]:
+        try:
+            return self._compile_one(self._backend, spec), ""
+        except GrammarError as error:
+            return None, str(error)
+        # Whatever it is, it is about this grammar: its requests end, and the thread lives.
+        except Exception as error:
+            return None, f"{spec.kind} does not compile: {type(error).__name__}: {error}"
+
+    def _complete(self, state: GrammarState, compiled: xgrammar.CompiledGrammar | None, error: str) -> None:
+        if compiled is None:
+            state.fail(error)
+            return
+        try:
+            state.complete(compiled, self._vocab_size)
+        except Exception as failure:
+            state.fail(f"the grammar can not be used: {type(failure).__name__}: {failure}")

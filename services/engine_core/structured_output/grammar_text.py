@@ -1,0 +1,80 @@
+"""From a constraint to a compiled grammar, kind by kind, through xgrammar.
+
+One backend for every kind, chosen here and nowhere else. Pure functions; they run in the compile threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import islice
+
+import xgrammar
+
+from engine_core.scheduler.grammar import GrammarSpec
+from engine_core.structured_output.schema_support import unenforced
+
+# Between two parts of a JSON text. Without a bound a model that likes spaces never ends; with this one seven levels
+# of an indented text still fit.
+_MAX_WHITESPACE = 16
+_MAX_PROBLEMS = 3
+
+
+class GrammarError(Exception):
+    """The constraint can not be used; the text is for the caller."""
+
+
+def compile_spec(compiler: xgrammar.GrammarCompiler, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
+    """Raises GrammarError."""
+    compile_kind = _COMPILE.get(spec.kind)
+    if compile_kind is None:
+        raise GrammarError(f"{spec.kind} is no kind of constraint that this engine knows")
+    try:
+        return compile_kind(compiler, spec.text)
+    except (RuntimeError, ValueError, RecursionError) as error:
+        raise GrammarError(f"{spec.kind} does not compile: {_in_one_line(error)}") from error
+
+
+def _json_schema(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    problems = list(islice(unenforced(json.loads(text)), _MAX_PROBLEMS))
+    if problems:
+        raise ValueError("; ".join(problems))
+    return compiler.compile_json_schema(text, max_whitespace_cnt=_MAX_WHITESPACE)
+
+
+def _json_object(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    return compiler.compile_json_schema('{"type": "object"}', max_whitespace_cnt=_MAX_WHITESPACE)
+
+
+def _regex(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    return compiler.compile_regex(text)
+
+
+def _grammar(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    return compiler.compile_grammar(text)
+
+
+def _choice(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    # The escapes of a JSON string are those of a string in the grammar notation.
+    choices = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
+    return compiler.compile_grammar(f"root ::= {' | '.join(choices)}")
+
+
+def _structural_tag(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    return compiler.compile_structural_tag(text)
+
+
+_COMPILE: dict[str, Callable[[xgrammar.GrammarCompiler, str], xgrammar.CompiledGrammar]] = {
+    "json_schema": _json_schema,
+    "json_object": _json_object,
+    "regex": _regex,
+    "grammar": _grammar,
+    "choice": _choice,
+    "structural_tag": _structural_tag,
+}
+
+
+def _in_one_line(error: Exception) -> str:
+    """What the library says, without the time and the place in its source in front."""
+    text = " ".join(str(error).split())
+    return text.split("Check failed: ")[-1].split(".cc:")[-1].lstrip("0123456789: ") or type(error).__name__

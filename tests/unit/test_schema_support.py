@@ -1,0 +1,65 @@
+"""What can not be enforced is refused with its place, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_core.structured_output.schema_support import unenforced
+
+INTEGER = {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {},
+        {"type": "object", "properties": {"not": INTEGER, "if": {"type": "string"}}, "required": ["not"]},
+        {"enum": [{"not": 1}]},
+        {"type": "string", "enum": ["a", "b"]},
+        {"type": ["string", "null"], "enum": ["a", None]},
+        {"type": "number", "const": 5},
+        {"const": {"if": 1}, "description": "x", "title": "y"},
+        {"$ref": "#/$defs/a", "$defs": {"a": INTEGER}},
+        {"anyOf": [INTEGER, {"type": "null"}], "default": None},
+        {"allOf": [INTEGER]},
+        {"type": "integer", "minimum": 1, "maximum": 5, "multipleOf": 2},
+        {"type": "string", "pattern": "^[a-z]+$"},
+        {"type": "string", "format": "date"},
+        {"type": "array", "items": INTEGER, "uniqueItems": False},
+        {"type": "object", "patternProperties": {"^x": INTEGER}, "additionalProperties": False},
+        {"type": "string", "x-of-a-vendor": {"not": 1}},
+    ],
+)
+def test_enforced(schema: object) -> None:
+    assert list(unenforced(schema)) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"not": INTEGER}, "#: not is not supported"),
+        ({"type": "array", "uniqueItems": True}, "#: uniqueItems is"),
+        ({"type": "array", "items": {"not": {}}}, "#/items: not is"),
+        ({"properties": {"a": {"if": {}}}}, "#/properties/a: if is"),
+        ({"$defs": {"a": {"contains": {}}}}, "#/$defs/a: contains is"),
+        ({"anyOf": [INTEGER, {"not": {}}]}, "#/anyOf/1: not is"),
+        ({"allOf": [INTEGER, INTEGER]}, "#: allOf of several"),
+        ({"anyOf": [INTEGER], "required": ["a"]}, "#: anyOf beside required"),
+        ({"anyOf": [INTEGER], "type": "string"}, "#: anyOf beside type"),
+        ({"$ref": "#/$defs/a", "minimum": 5, "$defs": {"a": INTEGER}}, "#: $ref beside minimum"),
+        ({"$ref": "https://example.org/a"}, "#: $ref can only point into"),
+        ({"$ref": "#name"}, "#: $ref can only point into"),
+        ({"type": "string", "enum": ["a", 1]}, "#: enum beside type"),
+        ({"type": "integer", "const": True}, "#: const beside type"),
+        ({"minimum": 5}, "#: minimum without type"),
+        ({"type": "number", "multipleOf": 0.5}, "#: multipleOf is supported for type integer"),
+        ({"type": "object", "required": ["z"]}, "#: 'z' is required and not among"),
+        ({"type": "object", "properties": {"x": {}}, "patternProperties": {"^x": {}}}, "#: patternProperties beside"),
+        ({"type": "string", "format": "date", "maxLength": 3}, "#: format beside maxLength"),
+        ({"type": "string", "format": "phone"}, "#: format 'phone' is"),
+        ({"type": "string", "pattern": 'a"b'}, "#: a pattern with a quote"),
+    ],
+)
+def test_not_enforced(schema: object, problem: str) -> None:
+    assert any(found.startswith(problem) for found in unenforced(schema)), list(unenforced(schema))
