@@ -27,6 +27,8 @@ from stepwire.v1 import admin_service_pb2_grpc, common_pb2, control_pb2
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 from stepwire_client import cli
 
+pytestmark = pytest.mark.slow
+
 FIRST, SECOND = "engine-1", "engine-2"
 
 
