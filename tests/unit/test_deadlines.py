@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine_core.scheduler.deadlines import Deadlines
 from fakes.request_factory import make_request, request_key
 
@@ -44,7 +46,8 @@ def test_key_is_the_key_of_the_request() -> None:
     assert list(deadlines.pop_passed(0.0)) == [(request_key(7), True)]
 
 
-def test_entries_of_ended_requests_can_be_forgotten() -> None:
+def test_entries_of_ended_requests_can_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine_core.scheduler.deadlines.SLACK", 0)
     deadlines = Deadlines()
     for handle, time in [(1, 3.0), (2, 1.0), (3, 2.0)]:
         deadlines.push(make_request(handle, 3, deadline=time, queue_deadline=time))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from itertools import chain
 
@@ -35,13 +36,13 @@ class SchedulerCounters:
             self.prefix_hit_tokens += num_hit_tokens
 
     def snapshot(
-        self, num_running: int, waiting: RequestQueue, skipped_waiting: RequestQueue, pool: BlockPool
+        self, running: Sized, waiting: RequestQueue, skipped_waiting: RequestQueue, pool: BlockPool
     ) -> SchedulerStats:
         """The counters, and what queues and pool hold now."""
         queued = chain(skipped_waiting, waiting)
         never_scheduled = (request.arrival_time for request in queued if not request.was_scheduled)
         return SchedulerStats(
-            num_running=num_running,
+            num_running=len(running),
             num_waiting=len(waiting) + len(skipped_waiting),
             num_waiting_deferred=len(skipped_waiting),
             num_waiting_tokens=waiting.num_tokens + skipped_waiting.num_tokens,

@@ -31,7 +31,7 @@ class Deadlines:
                 heapq.heappush(self._heap, (time, self._num_pushed, request.key, is_queue_deadline))
 
     def forget_ended(self, live: Collection[RequestKey]) -> None:
-        """Drop the entries of ended requests, once they are many: a far deadline must not hold memory until it comes."""
+        """Drop the entries of ended requests, once they are many: they must not hold memory until their time."""
         if len(self._heap) <= 2 * len(live) + SLACK:
             return
         self._heap = [entry for entry in self._heap if entry[2] in live]

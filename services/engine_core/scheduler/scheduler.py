@@ -338,9 +338,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Snapshot for metrics and for the balancers of the frontends."""
-        return self._counters.snapshot(
-            len(self.running), self.waiting, self.skipped_waiting, self.kv_cache_manager.pool
-        )
+        return self._counters.snapshot(self.running, self.waiting, self.skipped_waiting, self.kv_cache_manager.pool)
 
     def check_integrity(self) -> list[str]:
         """Broken invariants in words; empty = sound. For idle moments, tests and DumpState."""
