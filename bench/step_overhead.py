@@ -23,6 +23,7 @@ from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import Request, SamplingParams, StopConditions
 from engine_core.startup import LoadedModel, Progress, start_engine
 from engine_core.step_progress import StepProgress
+from engine_core.structured_output.bitmask import GrammarBitmask
 
 BATCH_SIZES = (1, 8, 32, 128, 256)
 NUM_PROMPT_TOKENS = 8
@@ -60,7 +61,7 @@ class InstantExecutor:
         # Every prompt fits one step, so every scheduled request samples.
         self._output = ModelRunnerOutput(keys, [[TOKEN] for _ in keys])
 
-    def sample_tokens(self) -> Future[ModelRunnerOutput]:
+    def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
         future: Future[ModelRunnerOutput] = Future()
         future.set_result(self._output)
         self._answered = time.perf_counter()
