@@ -45,6 +45,10 @@ class InstantExecutor:
     def model_info(self) -> ModelInfo:
         return ModelInfo("Instant", "float32", 1000, 4096, num_layers=1, kv_bytes_per_token=1, weight_bytes=0)
 
+    @property
+    def max_concurrent_batches(self) -> int:
+        return 1
+
     def determine_num_blocks(self, block_size: int) -> int:
         return 1 + max(BATCH_SIZES) * (1 + (NUM_PROMPT_TOKENS + NUM_OUTPUT_TOKENS) // block_size)
 

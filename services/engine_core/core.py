@@ -8,7 +8,10 @@ from __future__ import annotations
 import logging
 import queue
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine_core.kv_cache.block_hash import BlockHasher
@@ -18,7 +21,7 @@ from engine_core.model_executor.executor import Executor
 from engine_core.protocol_check import protocol_error
 from engine_core.reason_counter import ReasonCounter
 from engine_core.resolved_config import ResolvedConfig
-from engine_core.scheduler.output import EngineCoreOutput, RequestError, SchedulerOutput
+from engine_core.scheduler.output import EngineCoreOutput, ModelRunnerOutput, RequestError, SchedulerOutput
 from engine_core.scheduler.request import Request, RequestKey, RequestStatus
 from engine_core.scheduler.scheduler import Scheduler
 from engine_core.structured_output.bitmask import GrammarBitmask
@@ -39,8 +42,19 @@ class StepError(Exception):
         self.report_id = report_id
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A step in flight."""
+
+    scheduler_output: SchedulerOutput
+    runner_output: Future[ModelRunnerOutput]
+
+
 class EngineCore:
-    """One step: schedule, start the forward pass, sample, take aborts in, update."""
+    """One step: schedule, start the forward pass, sample, take aborts in, update.
+
+    With an executor of several concurrent batches the next step is planned and started before the last one is taken in.
+    """
 
     def __init__(
         self,
@@ -67,18 +81,20 @@ class EngineCore:
         )
         # Aborts again, next to the input queue: read in every step, so that they win over a finish in that step.
         self.aborts_queue: queue.SimpleQueue[Abort] = queue.SimpleQueue()
+        # Steps in flight, oldest first.
+        self._batches: deque[_Batch] = deque()
         self.num_steps = 0
         self.last_step_tokens = 0
         self.num_aborted = ReasonCounter(ABORT_REASONS)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._batches)
 
     @property
     def is_blocked(self) -> bool:
         """There is work, and a step could do none of it: all of it waits for grammars."""
-        return self.scheduler.is_blocked(self.clock()) and not self._has_grammars_done
+        return not (self._batches or self._has_grammars_done) and self.scheduler.is_blocked(self.clock())
 
     @property
     def _has_grammars_done(self) -> bool:
@@ -118,7 +134,7 @@ class EngineCore:
         return outputs
 
     def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
-        """Forget all cached content; False, and nothing changed, while blocks are in use.
+        """Forget all cached content; False, and nothing changed, while blocks are in use. No step is in flight.
 
         With `reset_running_requests` all are preempted first, and then it always succeeds.
         """
@@ -134,29 +150,58 @@ class EngineCore:
         self.scheduler.expire(self.clock())
 
     def step(self) -> tuple[list[EngineCoreOutput], bool]:
-        """Run one step. Returns the news it brought, and whether a model ran. Raises StepError."""
-        if not self.scheduler.has_work:
-            return [], False
+        """Start a step if there is room for one, and take in the oldest one if there is none left.
+
+        Returns the news, and whether the results of a model are among them. Raises StepError.
+        """
+        outputs: list[EngineCoreOutput] = []
+        has_started = False
+        if len(self._batches) < self.executor.max_concurrent_batches and self.scheduler.has_work:
+            has_started = self._start_batch(outputs)
+        has_room = len(self._batches) < self.executor.max_concurrent_batches
+        # Filling goes first: what is in flight is waited for only when nothing more can be started.
+        if not self._batches or (has_started and has_room and not self._batches[0].runner_output.done()):
+            return outputs, False
+        return outputs, self._take_in_oldest_batch(outputs)
+
+    def settle(self) -> list[EngineCoreOutput]:
+        """Take in all steps in flight, for what must not happen during one. Raises StepError."""
+        outputs: list[EngineCoreOutput] = []
+        while self._batches:
+            self._take_in_oldest_batch(outputs)
+        return outputs
+
+    def _start_batch(self, outputs: list[EngineCoreOutput]) -> bool:
+        """Plan a step and hand it to the executor; False when there was nothing to plan."""
         scheduler_output = None
         try:
-            outputs = self._take_grammars()
+            outputs += self._take_grammars()
             scheduler_output = self.scheduler.schedule(self.clock())
-            outputs += self._execute(scheduler_output)
+            outputs += self.scheduler.take_expired_outputs()
+            # Also with no tokens scheduled: the finished keys make the workers drop that state, exactly once.
+            if scheduler_output.is_empty:
+                return False
+            self.executor.execute_model(scheduler_output)
+            bitmask = self._fill_bitmask(scheduler_output)
+            self._batches.append(_Batch(scheduler_output, self.executor.sample_tokens(bitmask)))
+        except Exception as error:
+            raise self._step_error(error, scheduler_output) from error
+        return True
+
+    def _take_in_oldest_batch(self, outputs: list[EngineCoreOutput]) -> bool:
+        """Wait for its results; returns whether a model ran."""
+        batch = self._batches.popleft()
+        scheduler_output = batch.scheduler_output
+        try:
+            runner_output = batch.runner_output.result()
+            # Aborts before the update: one that arrived during the last step wins over LENGTH.
+            outputs += self._drain_aborts()
+            outputs += self.scheduler.update_from_output(scheduler_output, runner_output, self.clock())
         except Exception as error:
             raise self._step_error(error, scheduler_output) from error
         self.num_steps = scheduler_output.step
         self.last_step_tokens = scheduler_output.total_num_scheduled_tokens
-        return outputs, scheduler_output.total_num_scheduled_tokens > 0
-
-    def _execute(self, scheduler_output: SchedulerOutput) -> list[EngineCoreOutput]:
-        # Also with nothing scheduled: the finished keys in it make the workers drop that state, exactly once.
-        self.executor.execute_model(scheduler_output)
-        bitmask = self._fill_bitmask(scheduler_output)
-        runner_output = self.executor.sample_tokens(bitmask).result()
-        # Aborts before the update: one that arrived during the last step wins over LENGTH.
-        outputs = self._drain_aborts()
-        outputs += self.scheduler.update_from_output(scheduler_output, runner_output, self.clock())
-        return outputs
+        return scheduler_output.total_num_scheduled_tokens > 0
 
     def _take_grammars(self) -> list[EngineCoreOutput]:
         if self.structured_output is None:

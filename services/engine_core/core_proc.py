@@ -261,7 +261,8 @@ class EngineCoreProc:
         outputs, has_model_run = self.core.step()
         self.progress.end(self.core.num_steps, self.core.last_step_tokens if has_model_run else None)
         self._emit(outputs)
-        self.utilities.on_step()
+        if has_model_run:
+            self.utilities.on_step()
         self._publish_stats()
 
     def _drain(self, shutdown: ShutdownRequest) -> bool:

@@ -72,13 +72,15 @@ class Utilities:
     def handle(self, call: UtilityCall) -> list[EngineCoreOutput]:
         """Run one operation; its answer goes out now, or when what it waits for has happened.
 
-        Returns the ends of the requests it aborted, which must go out behind the earlier news of these requests.
+        Returns the news of the steps in flight, which end before, and the ends of the requests it aborted.
         """
         if self._is_late(call):
             self._answer(call, _TOO_LATE)
-        else:
-            self._handle(call)
-        return self._pause.take_aborted()
+            return []
+        # Some operations must not happen during a step, and none is worth an exception to the rule.
+        settled = self._core.settle()
+        self._handle(call)
+        return settled + self._pause.take_aborted()
 
     def _handle(self, call: UtilityCall) -> None:
         try:

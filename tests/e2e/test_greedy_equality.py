@@ -120,7 +120,7 @@ def reference(embedded_model_dir: Path) -> Reference:
 
 @pytest.fixture(scope="module")
 def driver(embedded_model_dir: Path) -> Iterator[CoreDriver]:
-    driver = CoreDriver(embedded_model_dir, num_blocks=400)
+    driver = CoreDriver(embedded_model_dir, num_blocks=400, async_scheduling=True)
     yield driver
     driver.core.shutdown()
 
@@ -145,16 +145,22 @@ def test_all_at_once_and_again_from_the_prefix_cache(
 
 def test_in_chunks_of_16_tokens(embedded_model_dir: Path, reference: Reference, prompts: list[list[int]]) -> None:
     driver = CoreDriver(
-        embedded_model_dir, num_blocks=400, max_num_batched_tokens=16, max_num_seqs=16, enable_prefix_caching=False
+        embedded_model_dir,
+        num_blocks=400,
+        max_num_batched_tokens=16,
+        max_num_seqs=16,
+        enable_prefix_caching=False,
+        async_scheduling=False,
     )
     reference.check(prompts, driver.generate(prompts, MAX_TOKENS))
     driver.core.shutdown()
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_with_preemption_in_a_tiny_cache(
-    embedded_model_dir: Path, reference: Reference, prompts: list[list[int]]
+    embedded_model_dir: Path, reference: Reference, prompts: list[list[int]], is_async: bool
 ) -> None:
-    driver = CoreDriver(embedded_model_dir, num_blocks=42)
+    driver = CoreDriver(embedded_model_dir, num_blocks=42, async_scheduling=is_async)
     reference.check(prompts, driver.generate(prompts, MAX_TOKENS))
     assert driver.core.scheduler.stats().num_preemptions > 0
     driver.core.shutdown()

@@ -32,7 +32,8 @@ class DrivenScheduler:
         """One step; outputs by handle. What was scheduled is the last of `scheduled`."""
         step = self.scheduler.schedule(self.now)
         self.scheduled.append({key[1]: num_tokens for key, num_tokens in step.num_scheduled_tokens.items()})
-        outputs = self.scheduler.update_from_output(step, self.worker.execute(step), self.now)
+        outputs = self.scheduler.take_expired_outputs()
+        outputs += self.scheduler.update_from_output(step, self.worker.execute(step), self.now)
         assert self.scheduler.check_integrity() == []
         return {output.key[1]: output for output in outputs}
 

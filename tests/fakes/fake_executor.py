@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from engine_core.config import EngineSettings
+from engine_core.model_executor.device_thread import DeviceThread
 from engine_core.model_executor.executor import FailureCallback, MemoryPart, ModelInfo, WorkerHealth
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import LogprobsParams, RequestKey
@@ -69,8 +70,10 @@ class FakeExecutor:
         self._token_ids: dict[RequestKey, list[int]] = {}
         self._prompts: dict[RequestKey, list[int]] = {}
         self._logprobs: dict[RequestKey, LogprobsParams] = {}
-        # Computed tokens before and after the step that was started, by request.
-        self._pending: dict[RequestKey, tuple[int, int]] | None = None
+        self._device_thread = DeviceThread(has_thread=settings.async_scheduling)
+        self._max_concurrent_batches = 2 if settings.async_scheduling else 1
+        # Of the step that was started: computed tokens before and after it, by request.
+        self._forward: Future[dict[RequestKey, tuple[int, int]]] | None = None
 
     @property
     def model_info(self) -> ModelInfo:
@@ -83,6 +86,10 @@ class FakeExecutor:
             kv_bytes_per_token=4,
             weight_bytes=0,
         )
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        return self._max_concurrent_batches
 
     @property
     def num_known_requests(self) -> int:
@@ -98,6 +105,9 @@ class FakeExecutor:
         pass
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        self._forward = self._device_thread.submit(self._run_forward, scheduler_output)
+
+    def _run_forward(self, scheduler_output: SchedulerOutput) -> dict[RequestKey, tuple[int, int]]:
         self.gate.wait()
         if scheduler_output.num_scheduled_tokens:
             self._require_memory()
@@ -121,21 +131,25 @@ class FakeExecutor:
             num_computed[cached.key] = cached.num_computed_tokens
         if any(self._token_ids[key][0] == SLOW_TOKEN for key in num_computed):
             threading.Event().wait(SLOW_STEP_S)
-        self._pending = {
+        return {
             key: (num_computed[key], num_computed[key] + n) for key, n in scheduler_output.num_scheduled_tokens.items()
         }
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
-        if self._pending is None:
+        if self._forward is None:
             raise RuntimeError("sample_tokens without execute_model")
-        pending, self._pending = self._pending, None
+        forward, self._forward = self._forward, None
+        return self._device_thread.submit(self._run_sampling, forward, bitmask)
+
+    def _run_sampling(
+        self, forward: Future[dict[RequestKey, tuple[int, int]]], bitmask: GrammarBitmask | None
+    ) -> ModelRunnerOutput:
+        pending = forward.result()
         words = {} if bitmask is None else dict(zip(bitmask.keys, bitmask.words, strict=True))
         output = ModelRunnerOutput(list(pending), [])
         for key, (start, end) in pending.items():
             self._compute(output, key, start, end, words.get(key))
-        future: Future[ModelRunnerOutput] = Future()
-        future.set_result(output)
-        return future
+        return output
 
     def _compute(
         self, output: ModelRunnerOutput, key: RequestKey, start: int, end: int, words: np.ndarray | None
@@ -187,4 +201,5 @@ class FakeExecutor:
             raise RuntimeError("the model was run without its memory")
 
     def shutdown(self) -> None:
+        self._device_thread.shutdown()
         self.is_shut_down = True

@@ -1,6 +1,7 @@
 """An EngineCoreProc in the test's own thread: each `turn` is one turn of its busy loop that does not wait.
 
-Real scheduler, utilities and queues around the fake executor, under a clock that the test moves.
+Real scheduler, utilities and queues around the fake executor, under a clock that the test moves. Steps are synchronous
+unless the test asks for more: then a turn may only start one, as far as the device thread has come.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ class LoopedEngine:
 
     def __init__(self, profile_dir: Path | None = None, **settings: object) -> None:
         self.now = 0.0
-        defaults: dict[str, object] = {"num_blocks": 64, "block_size": 4, "max_model_len": -1}
+        defaults: dict[str, object] = {
+            "num_blocks": 64,
+            "block_size": 4,
+            "max_model_len": -1,
+            "async_scheduling": False,
+        }
         engine_settings = EngineSettings(**{**defaults, **settings})  # type: ignore[arg-type]
         self.executor = FakeExecutor(engine_settings, lambda error: None)
         loaded = LoadedModel(self.executor, ServedModel("fake", "", ""), b"")

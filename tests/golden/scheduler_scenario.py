@@ -129,7 +129,8 @@ class Scenario:
         runner_output = self.worker.execute(step)
         if abort:
             yield from self._abort(abort)
-        for output in self.scheduler.update_from_output(step, runner_output, self._now):
+        outputs = self.scheduler.take_expired_outputs()
+        for output in outputs + self.scheduler.update_from_output(step, runner_output, self._now):
             yield self._news(output)
 
     def _run(self) -> Iterator[str]:

@@ -18,9 +18,10 @@ from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.v1 import common_pb2
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RunningEngine]:
-    with running_engine("--num-blocks", "64", "--max-model-len", "-1", "--max-queued-requests", "200") as engine:
+@pytest.fixture(scope="module", params=["--async-scheduling", "--no-async-scheduling"], ids=["async", "sync"])
+def engine(request: pytest.FixtureRequest) -> Iterator[RunningEngine]:
+    limits = ("--num-blocks", "64", "--max-model-len", "-1", "--max-queued-requests", "200")
+    with running_engine(*limits, request.param) as engine:
         yield engine
 
 

@@ -1,4 +1,4 @@
-"""The scheduler under random requests, aborts, deadlines and steps, checked from outside.
+"""The scheduler under random requests, aborts, deadlines and steps, some of them in flight, checked from outside.
 
 A ShadowWorker sees only what a worker sees and verifies every table and every context; `sequence_oracle` says what each
 request must produce. Everything else is the list of invariants of engine-semantics.md.
@@ -6,6 +6,7 @@ request must produce. Everything else is the list of invariants of engine-semant
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -44,6 +45,15 @@ class Story:
     prompt_logprobs: list[PackedLogprobs] = field(default_factory=list)
     finish: Finish | None = None
     was_scheduled: bool = False
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step that was planned and whose results are not in."""
+
+    step: SchedulerOutput
+    # Blocks it writes, by request.
+    written: dict[RequestKey, set[int]]
 
 
 @st.composite
@@ -127,13 +137,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     scheduler: Scheduler
 
-    @initialize(arguments=limits(), first=st.lists(asks(), min_size=1, max_size=6))
-    def start(self, arguments: dict[str, object], first: list[Ask]) -> None:
+    @initialize(
+        arguments=limits(),
+        first=st.lists(asks(), min_size=1, max_size=6),
+        max_in_flight=st.sampled_from([1, 2, 2, 3]),
+    )
+    def start(self, arguments: dict[str, object], first: list[Ask], max_in_flight: int) -> None:
         self.scheduler = make_scheduler(**arguments)
         self.block_size = self.scheduler.kv_cache_manager.block_size
         self.worker = ShadowWorker(self.block_size, next_token, lambda key: self.stories[key].request.cache_salt)
         self.stories: dict[RequestKey, Story] = {}
         self.now = 0.0
+        self.max_in_flight = max_in_flight
+        self.flights: deque[Flight] = deque()
         for ask in first:
             self._add(ask)
 
@@ -215,6 +231,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(preempts=st.sampled_from([False, True]))
     def reset_prefix_cache(self, preempts: bool) -> None:
         if preempts:
+            while self.flights:
+                self._land()
             self.scheduler.preempt_all(self.now)
         stats = self.scheduler.stats()
         assert not (preempts and stats.num_used_blocks)
@@ -237,8 +255,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._step([])
 
     def _step(self, abort_meanwhile: list[RequestKey]) -> None:
+        """As EngineCore does it: plan while there is room, and wait for the oldest step when there is none."""
+        has_planned = self._plan()
+        self._abort(abort_meanwhile)
+        if self.flights and (len(self.flights) == self.max_in_flight or not has_planned):
+            self._land()
+
+    def _plan(self) -> bool:
         expiring = self._expiring()
         step = self.scheduler.schedule(self.now)
+        self._take_expired(expiring)
         assert self.scheduler.check_integrity() == []
         self._check_limits(step)
         may_advance = self._may_advance() - expiring.keys()
@@ -246,18 +272,41 @@ class SchedulerMachine(RuleBasedStateMachine):
         for key in step.num_scheduled_tokens:
             self.stories[key].was_scheduled = True
         # Something always progresses, or "waits for ever" is possible.
-        assert step.num_scheduled_tokens or not may_advance
-        runner_output = self.worker.execute(step)
-        self._abort([key for key in abort_meanwhile if key not in expiring])
+        assert step.num_scheduled_tokens or self.flights or not may_advance
+        if step.is_empty:
+            return False
+        flight = Flight(step, {key: self._written_blocks(key, num) for key, num in step.num_scheduled_tokens.items()})
+        self._check_fences(flight)
+        self.flights.append(flight)
+        return True
+
+    def _take_expired(self, expiring: dict[RequestKey, set[str]]) -> None:
         expired: dict[RequestKey, str] = {}
-        for output in self.scheduler.update_from_output(step, runner_output, self.now):
+        for output in self.scheduler.take_expired_outputs():
             self._take(output)
-            if output.finish and output.finish.reason is FinishReason.ERROR:
-                assert output.finish.error is not None
-                expired[output.key] = output.finish.error.reason
+            assert output.finish is not None
+            assert output.finish.error is not None
+            expired[output.key] = output.finish.error.reason
         assert set(expired) == set(expiring)
         for key, reason in expired.items():
             assert reason in expiring[key]
+
+    def _written_blocks(self, key: RequestKey, num_tokens: int) -> set[int]:
+        end = self.scheduler.requests[key].num_computed_tokens
+        block_ids = self.scheduler.kv_cache_manager.block_ids(key)
+        return {block_ids[position // self.block_size] for position in range(end - num_tokens, end)}
+
+    def _check_fences(self, new: Flight) -> None:
+        """No block is handed out that a step in flight writes for somebody else."""
+        for flight in self.flights:
+            for key, written in flight.written.items():
+                for other, blocks in new.written.items():
+                    assert key == other or not written & blocks
+
+    def _land(self) -> None:
+        step = self.flights.popleft().step
+        for output in self.scheduler.update_from_output(step, self.worker.execute(step), self.now):
+            self._take(output)
 
     def _may_advance(self) -> set[RequestKey]:
         """Whom the pause lets have tokens."""
@@ -292,7 +341,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if config.long_prefill_token_threshold:
                 assert num_tokens <= config.long_prefill_token_threshold
             if not config.enable_chunked_prefill:
-                assert request.num_computed_tokens == request.num_tokens
+                assert request.num_computed_tokens >= request.num_tokens
 
     def _take(self, output: EngineCoreOutput) -> None:
         story = self.stories[output.key]
@@ -356,7 +405,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_when_idle(self) -> None:
-        if self.scheduler.has_work:
+        if self.scheduler.has_work or self.flights:
             return
         assert self._may_advance() == set()
         assert self.worker.requests.keys() <= set(self._live())
@@ -370,12 +419,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.pause_state = PauseState.NONE
         # The oldest running request is never preempted, so each step brings the head of the line one token further.
         limit = sum(self.stories[key].request.max_num_tokens for key in self._live()) + 2
-        for _ in range(limit):
-            if not self.scheduler.has_work:
+        for _ in range(self.max_in_flight * limit):
+            if not (self.scheduler.has_work or self.flights):
                 break
             self._step([])
             self.sound()
         assert not self.scheduler.has_work
+        assert not self.flights
         self.nothing_is_left_when_idle()
         scheduled = [key for key, story in self.stories.items() if story.was_scheduled]
         assert sorted(self.worker.finished_keys) == sorted(scheduled)

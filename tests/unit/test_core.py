@@ -1,8 +1,8 @@
-"""EngineCore.step around the fake executor: what an abort during a step means, and how a failing step is told."""
+"""EngineCore.step around the fake executor, one step after the other and one ahead: order, aborts, failures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -11,38 +11,64 @@ from engine_core.config import EngineSettings
 from engine_core.core import EngineCore, StepError
 from engine_core.messages import Abort
 from engine_core.resolved_config import ServedModel, resolve_config
-from engine_core.scheduler.output import FinishReason, ModelRunnerOutput
+from engine_core.scheduler.output import EngineCoreOutput, FinishReason, ModelRunnerOutput, SchedulerOutput
 from engine_core.structured_output.bitmask import GrammarBitmask
 from fakes.fake_executor import FakeExecutor, next_token
 from fakes.request_factory import make_request, request_key
+from stepwire.errors import InvariantViolation
 
 
 class MeanwhileExecutor(FakeExecutor):
-    """Calls `meanwhile` while a step runs, as other threads would."""
+    """Calls `meanwhile` while a step runs, as other threads would, and notes the steps that were started."""
 
     meanwhile: Callable[[], None] = staticmethod(lambda: None)
+    started: list[SchedulerOutput]
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> None:
+        self.started.append(scheduler_output)
+        super().execute_model(scheduler_output)
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
         self.meanwhile()
         return super().sample_tokens(bitmask)
 
 
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def executor(request: pytest.FixtureRequest) -> Iterator[MeanwhileExecutor]:
+    yield from make_executor(is_async=request.param)
+
+
 @pytest.fixture
-def executor() -> MeanwhileExecutor:
-    return MeanwhileExecutor(EngineSettings(num_blocks=64), lambda _: None)
+def ahead() -> Iterator[MeanwhileExecutor]:
+    """An executor for two steps in flight, whose gate is closed."""
+    for executor in make_executor(is_async=True):
+        executor.gate.clear()
+        yield executor
+
+
+def make_executor(*, is_async: bool) -> Iterator[MeanwhileExecutor]:
+    executor = MeanwhileExecutor(EngineSettings(num_blocks=64, async_scheduling=is_async), lambda _: None)
+    executor.started = []
+    yield executor
+    executor.gate.set()
+    executor.shutdown()
 
 
 @pytest.fixture
 def core(executor: MeanwhileExecutor) -> EngineCore:
+    return make_core(executor)
+
+
+def make_core(executor: MeanwhileExecutor, clock: Callable[[], float] = lambda: 0.0) -> EngineCore:
     settings = EngineSettings(max_model_len=-1, num_blocks=64)
     config = resolve_config(settings, ServedModel("fake", "", ""), executor.model_info, settings.num_blocks)
-    return EngineCore(executor, config, lambda: 0.0)
+    return EngineCore(executor, config, clock)
 
 
 def test_an_abort_during_the_final_step_wins_over_its_length(core: EngineCore, executor: MeanwhileExecutor) -> None:
     core.add_request(make_request(1, [5, 6, 7], max_tokens=1))
     executor.meanwhile = lambda: core.aborts_queue.put(Abort([request_key(1)], "requested"))
-    outputs, _ = core.step()
+    outputs = run(core)
     assert [output.finish.reason for output in outputs if output.finish] == [FinishReason.ABORTED]
     assert core.num_aborted.snapshot()["requested"] == 1
 
@@ -51,8 +77,7 @@ def test_the_end_of_the_only_request_reaches_the_workers_once(core: EngineCore, 
     core.add_request(make_request(1, [5, 6, 7], max_tokens=9))
     core.step()
     core.abort_requests(None, "requested")
-    while core.has_work:
-        core.step()
+    run(core)
     assert executor.finished_keys == [request_key(1)]
     assert executor.scheduler_outputs[-1].num_scheduled_tokens == {}
     assert executor.num_known_requests == 0
@@ -60,10 +85,7 @@ def test_the_end_of_the_only_request_reaches_the_workers_once(core: EngineCore, 
 
 def test_steps_bring_the_tokens_of_the_model_and_leave_nothing(core: EngineCore) -> None:
     core.add_request(make_request(1, [5, 6, 7], max_tokens=4))
-    tokens: list[int] = []
-    while core.has_work:
-        for output in core.step()[0]:
-            tokens += output.new_token_ids
+    tokens = [token_id for output in run(core) for token_id in output.new_token_ids]
     known = [5, 6, 7]
     for _ in range(4):
         known.append(next_token(known))
@@ -72,16 +94,85 @@ def test_steps_bring_the_tokens_of_the_model_and_leave_nothing(core: EngineCore)
     assert core.scheduler.kv_cache_manager.pool.num_used == 0
 
 
-@pytest.mark.parametrize("place", ["schedule", "execute_model"])
+def run(core: EngineCore) -> list[EngineCoreOutput]:
+    outputs: list[EngineCoreOutput] = []
+    while core.has_work:
+        outputs += core.step()[0]
+    return outputs
+
+
+def test_the_next_step_starts_before_the_last_one_is_taken_in(ahead: MeanwhileExecutor) -> None:
+    core = make_core(ahead)
+    core.add_request(make_request(1, [5, 6, 7], max_tokens=4))
+    # A call that only fills brings nothing and does not wait: the gate is closed.
+    assert core.step() == ([], False)
+    assert core.scheduler.requests[request_key(1)].num_in_flight_tokens == 1
+    ahead.gate.set()
+    outputs, has_model_run = core.step()
+    assert (len(ahead.started), has_model_run) == (2, True)
+    assert [len(output.new_token_ids) for output in outputs] == [1]
+    assert ahead.started[1].cached_requests[0].num_computed_tokens == 3
+
+
+def test_no_step_is_started_for_what_follows_the_last_token(core: EngineCore, executor: MeanwhileExecutor) -> None:
+    core.add_request(make_request(1, [5, 6, 7], max_tokens=3))
+    run(core)
+    assert [step.total_num_scheduled_tokens for step in executor.started] == [3, 1, 1, 0]
+
+
+def test_settling_takes_in_every_step_in_flight(ahead: MeanwhileExecutor) -> None:
+    core = make_core(ahead)
+    core.add_request(make_request(1, [5, 6, 7], max_tokens=9))
+    core.step()
+    ahead.gate.set()
+    core.step()
+    [output] = core.settle()
+    assert len(output.new_token_ids) == 1
+    assert core.scheduler.requests[request_key(1)].num_in_flight_tokens == 0
+    assert core.settle() == []
+
+
+def test_a_reset_that_preempts_comes_after_the_steps_in_flight(ahead: MeanwhileExecutor) -> None:
+    core = make_core(ahead)
+    core.add_request(make_request(1, [5, 6, 7], max_tokens=3))
+    core.step()
+    with pytest.raises(InvariantViolation, match="during its step 1"):
+        core.reset_prefix_cache(reset_running_requests=True)
+
+
+def test_the_end_of_a_request_in_flight_is_sent_behind_its_step(ahead: MeanwhileExecutor) -> None:
+    core = make_core(ahead)
+    core.add_request(make_request(1, [5, 6, 7], max_tokens=3))
+    core.step()
+    [ended] = core.abort_requests(None, "requested")
+    assert ended.finish is not None
+    assert core.scheduler.stats().num_used_blocks > 0
+    ahead.gate.set()
+    assert run(core) == []
+    assert ahead.finished_keys == [request_key(1)]
+    assert core.scheduler.stats().num_used_blocks == 0
+
+
+def test_an_end_by_deadline_needs_no_step(executor: MeanwhileExecutor) -> None:
+    now = [0.0]
+    core = make_core(executor, lambda: now[0])
+    core.add_request(make_request(1, [5, 6, 7], max_tokens=9, deadline=5.0))
+    now[0] = 5.0
+    outputs, has_model_run = core.step()
+    assert [output.finish.error.reason for output in outputs if output.finish and output.finish.error] == ["DEADLINE"]
+    assert (has_model_run, executor.started) == (False, [])
+
+
+@pytest.mark.parametrize("place", ["schedule", "execute_model", "_run_forward", "_run_sampling"])
 def test_a_failure_anywhere_in_a_step_has_a_report(
     core: EngineCore, executor: MeanwhileExecutor, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise ValueError("device lost")
 
-    core.add_request(make_request(1, [5, 6, 7]))
+    core.add_request(make_request(1, [5, 6, 7], max_tokens=2))
     monkeypatch.setattr(core.scheduler if place == "schedule" else executor, place, fail)
     with pytest.raises(StepError) as caught:
-        core.step()
+        run(core)
     assert isinstance(caught.value.cause, ValueError)
     assert caught.value.report_id

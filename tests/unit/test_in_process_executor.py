@@ -28,10 +28,16 @@ def model_dir(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("executor") / "llama", tiny_configs()["llama"])
 
 
-@pytest.fixture
-def loaded(model_dir):
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def loaded(model_dir, request):
     settings = EngineSettings(
-        model="m", device="cpu", max_num_seqs=4, max_num_batched_tokens=64, block_size=BLOCK_SIZE, num_blocks=50
+        model="m",
+        device="cpu",
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        block_size=BLOCK_SIZE,
+        num_blocks=50,
+        async_scheduling=request.param,
     )
     executor = InProcessExecutor(settings, model_dir, lambda _: None)
     yield executor
@@ -52,7 +58,7 @@ def new(key, sampling, *, prompt=PROMPT, output=(), blocks=range(1, 10), compute
 def step(executor, scheduled, *, new=(), cached=(), finished=()) -> dict:
     total = sum(scheduled.values())
     executor.execute_model(SchedulerOutput(1, list(new), list(cached), scheduled, total, list(finished)))
-    result = executor.sample_tokens(None).result(timeout=0)
+    result = executor.sample_tokens(None).result(timeout=60)
     assert result.keys == list(scheduled)
     return dict(zip(result.keys, result.sampled_token_ids, strict=True))
 
@@ -138,13 +144,15 @@ def test_an_error_in_a_step_reaches_the_caller(executor):
 def test_calls_out_of_order(loaded):
     empty = SchedulerOutput(1, [], [], {}, 0, [])
     with pytest.raises(InvariantViolation):
-        loaded.execute_model(empty)
-    with pytest.raises(InvariantViolation):
-        loaded.sample_tokens(None)
-    loaded.initialize_kv_cache(5, BLOCK_SIZE)
+        loaded.sample_tokens(None).result()
     loaded.execute_model(empty)
     with pytest.raises(InvariantViolation):
-        loaded.execute_model(empty)
+        loaded.sample_tokens(None).result()
+    loaded.initialize_kv_cache(5, BLOCK_SIZE)
+    loaded.execute_model(empty)
+    loaded.execute_model(empty)
+    with pytest.raises(InvariantViolation):
+        loaded.sample_tokens(None).result()
 
 
 def test_memory_given_back_and_taken_again(executor):

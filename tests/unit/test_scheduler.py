@@ -185,12 +185,11 @@ def test_scheduler_output_is_a_value() -> None:
 
 
 def test_request_without_new_tokens_is_skipped_and_does_not_stop_the_loop() -> None:
-    """A worker that had no token to give for a request leaves nothing to compute for it."""
+    """The token in flight is the last one of the first request: there is nothing to compute for it."""
     scheduler = make_scheduler()
-    for handle in (1, 2):
-        scheduler.add_request(make_request(handle, 3), 0.0)
-    step = scheduler.schedule(0.0)
-    scheduler.update_from_output(step, ModelRunnerOutput([request_key(1), request_key(2)], [[], [100]]), 0.0)
+    for handle, max_tokens in ((1, 1), (2, 2)):
+        scheduler.add_request(make_request(handle, 3, max_tokens=max_tokens), 0.0)
+    scheduler.schedule(0.0)
     assert scheduler.schedule(0.0).num_scheduled_tokens == {request_key(2): 1}
 
 

@@ -66,12 +66,14 @@ def test_abort_of_nobody_is_not_an_abort_of_all() -> None:
     assert len(engine.scheduler.requests) == 1
 
 
-def test_blocks_of_an_aborted_request_serve_the_next_one_at_once() -> None:
+def test_blocks_of_an_aborted_request_serve_the_next_one_as_soon_as_no_step_writes_them() -> None:
     engine = DrivenScheduler(num_blocks=4, block_size=4)
     engine.add(make_request(1, 11, max_tokens=1))
-    engine.scheduler.schedule(0.0)
+    step = engine.scheduler.schedule(0.0)
     engine.abort(1)
     engine.add(make_request(2, 11, max_tokens=1))
+    assert engine.scheduler.schedule(0.0).num_scheduled_tokens == {}
+    engine.scheduler.update_from_output(step, engine.worker.execute(step), 0.0)
     assert engine.scheduler.schedule(0.0).num_scheduled_tokens == {request_key(2): 11}
 
 
@@ -92,9 +94,9 @@ def test_expired_request_is_never_prefilled() -> None:
 def test_an_end_by_deadline_is_work_until_it_was_told() -> None:
     scheduler = make_scheduler()
     scheduler.add_request(make_request(1, 3, deadline=5.0), 0.0)
-    step = scheduler.schedule(5.0)
+    assert scheduler.schedule(5.0).is_empty
     assert scheduler.has_work
-    assert len(scheduler.update_from_output(step, ModelRunnerOutput([], []), 5.0)) == 1
+    assert len(scheduler.take_expired_outputs()) == 1
     assert not scheduler.has_work
 
 

@@ -24,6 +24,9 @@ class KVCacheManager:
         self._tables: dict[Hashable, list[KVCacheBlock]] = {}
         # Leading blocks of each table that are in the prefix cache.
         self._num_registered: dict[Hashable, int] = {}
+        # (step, blocks) in the order of the steps: released requests whose blocks that step may still write.
+        self._fenced: list[tuple[int, list[KVCacheBlock]]] = []
+        self._processed_step = 0
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -98,18 +101,38 @@ class KVCacheManager:
         """The block table of a request; empty when it holds none."""
         return [block.block_id for block in self._tables.get(key, ())]
 
-    def free(self, key: Hashable) -> None:
+    def free(self, key: Hashable, fence_step: int = 0) -> None:
         """Release a request's blocks; a request without blocks is fine.
 
-        In reverse, so that its tail is evicted first: beginnings are what other requests share.
+        They stay out of the pool until `fence_step`, the newest step that may write them, is processed. In reverse, so
+        that its tail is evicted first: beginnings are what other requests share.
         """
         self._num_registered.pop(key, None)
-        self.pool.free(reversed(self._tables.pop(key, [])))
+        blocks = self._tables.pop(key, [])[::-1]
+        if fence_step <= self._processed_step:
+            self.pool.free(blocks)
+        elif blocks:
+            self._fenced.append((fence_step, blocks))
+
+    def release_fenced(self, step: int) -> None:
+        """Steps up to `step` are processed: what only they could write goes back to the pool, in order of release."""
+        self._processed_step = step
+        fenced, self._fenced = self._fenced, []
+        for fence_step, blocks in fenced:
+            if fence_step <= step:
+                self.pool.free(blocks)
+            else:
+                self._fenced.append((fence_step, blocks))
+
+    @property
+    def num_fenced_blocks(self) -> int:
+        """Blocks that wait for the steps in flight."""
+        return len({block.block_id for _, blocks in self._fenced for block in blocks})
 
     def check_integrity(self) -> list[str]:
         """Broken invariants of pool and tables in words; empty = sound."""
         users: dict[int, int] = {}
-        for table in self._tables.values():
+        for table in (*self._tables.values(), *(blocks for _, blocks in self._fenced)):
             for block in table:
                 users[block.block_id] = users.get(block.block_id, 0) + 1
         found = self.pool.check_integrity()

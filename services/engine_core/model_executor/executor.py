@@ -59,6 +59,10 @@ class Executor(Protocol):
     @property
     def model_info(self) -> ModelInfo: ...
 
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Steps that may be in flight: 2 lets the next step be planned while one runs. They run in order."""
+
     def determine_num_blocks(self, block_size: int) -> int:
         """Blocks that fit (null block included): profiled on a GPU, `--kv-cache-memory` on a CPU."""
 
@@ -69,7 +73,7 @@ class Executor(Protocol):
         """Run the model once, so that the first request does not pay for lazy initialisation."""
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        """Start the forward pass; does not wait for it where the device allows."""
+        """Start the forward pass; with concurrent batches it is not waited for. Its failure is told by the sampling."""
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
         """Sample from the forward pass just started, within the bitmask. The future may be done already."""

@@ -1,7 +1,8 @@
 """The executor that runs the model in the engine core's own process.
 
-Owner: the busy-loop thread. Every failure surfaces in the call that met it; nothing here runs in the background, so
-the failure callback of executors with workers has no use.
+Owner: the busy-loop thread. With asynchronous scheduling everything that touches the device runs in one thread of its
+own, in order; else in the caller's. Every failure surfaces in the call that waits for the work, so the failure callback
+of executors with workers has no use.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 import torch
 
 from engine_core.config import EngineSettings
+from engine_core.model_executor.device_thread import DeviceThread
 from engine_core.model_executor.executor import MemoryPart, ModelInfo, WorkerHealth
 from engine_core.model_executor.kv_cache_size import determine_num_blocks
 from engine_core.model_executor.loader import LoadedModel, load_model
@@ -35,14 +37,21 @@ class InProcessExecutor:
         self._progress = progress
         loaded = load_model(settings, model_path, progress)
         self._device = loaded.device
+        self._device_thread = DeviceThread(has_thread=settings.async_scheduling)
         self._profiler = TorchProfiler()
         backend = TransformersBackend(settings.model, loaded)
         self._runner: ModelRunner | None = ModelRunner(backend, loaded.dtype, loaded.device, settings.max_num_seqs)
         self._model_info = _describe(loaded, backend, self._runner)
+        # The forward pass that is to be sampled from next.
+        self._forward: Future[None] | None = None
 
     @property
     def model_info(self) -> ModelInfo:
         return self._model_info
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        return 2 if self._settings.async_scheduling else 1
 
     def determine_num_blocks(self, block_size: int) -> int:
         block_bytes = self._model_info.kv_bytes_per_token * block_size
@@ -59,47 +68,57 @@ class InProcessExecutor:
         self._running().run_dummy_step([_WARM_UP_TOKENS, 1], self._settings.block_size)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
-        self._running().execute_model(scheduler_output)
+        self._forward = self._device_thread.submit(self._running().execute_model, scheduler_output)
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
-        future: Future[ModelRunnerOutput] = Future()
-        future.set_result(self._running().sample_tokens(bitmask))
-        return future
+        return self._device_thread.submit(self._sample, self._running(), self._forward, bitmask)
+
+    @staticmethod
+    def _sample(runner: ModelRunner, forward: Future[None] | None, bitmask: GrammarBitmask | None) -> ModelRunnerOutput:
+        if forward is not None:
+            # Done already, because work runs in order; what it failed with is the failure of the step.
+            forward.result()
+        return runner.sample_tokens(bitmask)
 
     def execute_dummy_batch(self, num_tokens: int) -> None:
-        self._running().run_dummy_step(self._sequences_of(num_tokens), self._settings.block_size)
+        query_lens = self._sequences_of(num_tokens)
+        self._device_thread.run(self._running().run_dummy_step, query_lens, self._settings.block_size)
 
     def check_health(self) -> list[WorkerHealth]:
         self._running()
         try:
             # Reads back from the device: one that is lost fails here.
-            torch.ones(1, device=self._device).item()
+            self._device_thread.run(lambda: torch.ones(1, device=self._device).item())
         except Exception as error:
             return [WorkerHealth(0, is_healthy=False, message=f"{type(error).__name__}: {error}")]
         return [WorkerHealth(0, is_healthy=True)]
 
     def release_memory(self, part: MemoryPart) -> int:
         if part is MemoryPart.KV_CACHE:
-            freed_bytes = self._running().release_kv_cache()
+            freed_bytes = self._device_thread.run(self._running().release_kv_cache)
         else:
-            freed_bytes = self._running().move_weights(torch.device("cpu"))
+            freed_bytes = self._device_thread.run(self._running().move_weights, torch.device("cpu"))
         self._empty_cache()
         return freed_bytes
 
     def restore_memory(self, part: MemoryPart) -> None:
         if part is MemoryPart.KV_CACHE:
-            self._running().restore_kv_cache()
+            self._device_thread.run(self._running().restore_kv_cache)
         else:
-            self._running().move_weights(self._device)
+            self._device_thread.run(self._running().move_weights, self._device)
 
     def start_profile(self) -> None:
-        self._profiler.start()
+        # A recording sees the thread that starts it.
+        self._device_thread.run(self._profiler.start)
 
     def stop_profile(self, directory: Path, prefix: str) -> list[str]:
-        return [self._profiler.stop(directory, prefix)]
+        return [self._device_thread.run(self._profiler.stop, directory, prefix)]
 
     def shutdown(self) -> None:
-        self._profiler.discard()
+        if self._runner is None:
+            return
+        self._device_thread.run(self._profiler.discard)
+        self._device_thread.shutdown()
         self._runner = None
         self._empty_cache()
 

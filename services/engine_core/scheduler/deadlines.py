@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from engine_core.scheduler.output import RequestError
 from engine_core.scheduler.request import Request, RequestKey
@@ -16,7 +16,7 @@ SLACK = 1024
 
 
 class Deadlines:
-    """Min-heap. Entries of ended requests stay until their time or `forget_ended`; the caller skips them."""
+    """Min-heap. Entries of ended requests stay until their time or `forget_ended`."""
 
     def __init__(self) -> None:
         # (time, order of arrival, request, whether it holds for the waiting time only)
@@ -45,8 +45,10 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def pop_passed(self, now: float) -> Iterator[tuple[RequestKey, bool]]:
-        """Keys whose time has come, and whether it was the queue's."""
+    def pop_expired(self, now: float, live: Mapping[RequestKey, Request]) -> Iterator[tuple[Request, RequestError]]:
+        """Live requests whose time has come, and what that means; the time in the queue is over once they ran."""
         while self._heap and self._heap[0][0] <= now:
             _, _, key, is_queue_deadline = heapq.heappop(self._heap)
-            yield key, is_queue_deadline
+            request = live.get(key)
+            if request is not None and not (is_queue_deadline and request.was_scheduled):
+                yield request, QUEUE_TIMEOUT if is_queue_deadline else DEADLINE

@@ -102,6 +102,11 @@ class SchedulerOutput:
     # Scheduled requests that sample in this step under a grammar: sampling needs a mask for each.
     grammar_keys: list[RequestKey] = field(default_factory=list)
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing in it for the workers."""
+        return not self.num_scheduled_tokens and not self.finished_keys
+
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:

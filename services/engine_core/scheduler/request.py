@@ -138,8 +138,12 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     # Set by the input thread when there is a grammar_spec.
     grammar: Grammar | None = None
-    # Tokens whose KV is in the cache.
+    # Tokens whose KV is in the cache, or will be when the steps in flight are done.
     num_computed_tokens: int = 0
+    # Output tokens that steps in flight will bring: planned with, but not known yet.
+    num_in_flight_tokens: int = 0
+    # The newest step that computes for this request.
+    last_step: int = 0
     num_preemptions: int = 0
     # Hashes of the full blocks of the known tokens; a prefix is computed by the input thread.
     block_hashes: list[bytes] = field(default_factory=list)
@@ -164,6 +168,17 @@ class Request:
     def num_tokens(self) -> int:
         """Known tokens: prompt and output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_tokens_in_sight(self) -> int:
+        """Known tokens, and those that steps in flight will bring."""
+        return self.num_tokens + self.num_in_flight_tokens
+
+    def must_wait_for_token(self, max_model_len: int) -> bool:
+        """The tokens in flight end the request for certain, or decide which ones may follow."""
+        num_output = len(self.output_token_ids) + self.num_in_flight_tokens
+        is_full = num_output >= self.stop.max_tokens or self.num_tokens_in_sight >= max_model_len
+        return self.num_in_flight_tokens > 0 and (is_full or self.grammar is not None)
 
     @property
     def max_num_tokens(self) -> int:

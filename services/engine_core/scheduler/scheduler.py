@@ -14,7 +14,7 @@ from engine_core.kv_cache.block_hash import BlockHasher
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
 from engine_core.scheduler.admission import admission_error
 from engine_core.scheduler.counters import SchedulerCounters
-from engine_core.scheduler.deadlines import DEADLINE, QUEUE_TIMEOUT, Deadlines
+from engine_core.scheduler.deadlines import Deadlines
 from engine_core.scheduler.integrity import broken_invariants
 from engine_core.scheduler.logprobs import attach_token_rows, new_prompt_rows
 from engine_core.scheduler.output import (
@@ -33,10 +33,12 @@ from engine_core.scheduler.output import (
 )
 from engine_core.scheduler.pause_state import PauseState
 from engine_core.scheduler.request import EventType, Request, RequestKey, RequestStatus
+from engine_core.scheduler.request_blocks import RequestBlocks
 from engine_core.scheduler.request_queue import RequestQueue
 from engine_core.scheduler.scheduler_config import SchedulerConfig
 from engine_core.scheduler.step_plan import StepPlan
-from engine_core.scheduler.stop_check import check_stop
+from engine_core.scheduler.stop_check import append_tokens
+from stepwire.errors import InvariantViolation
 
 
 class Scheduler:
@@ -52,15 +54,16 @@ class Scheduler:
         # In order of admission: the last one is preempted first.
         self.running: list[Request] = []
         self.pause_state = PauseState.NONE
-        self._block_hasher = block_hasher
-        self._num_watermark_blocks = int(config.watermark * kv_cache_manager.pool.num_total)
+        self._blocks = RequestBlocks(kv_cache_manager, block_hasher, config.watermark)
         # Ended requests the workers still hold state for; emptied by the next schedule().
         self._finished_keys: list[RequestKey] = []
-        # Ends that happen inside schedule(); emptied by the next update_from_output().
+        # Ends by deadline; emptied by take_expired_outputs().
         self._expired_outputs: list[EngineCoreOutput] = []
         self._deadlines = Deadlines()
         self._counters = SchedulerCounters()
-        self._step = 0
+        # The newest step that was planned, and the newest whose results are in; what lies between is in flight.
+        self._planned_step = 0
+        self._processed_step = 0
 
     # -- requests in -------------------------------------------------------------------------------------------------
 
@@ -70,7 +73,7 @@ class Scheduler:
         if error is not None:
             request.set_status(RequestStatus.FINISHED_REJECTED)
             return EngineCoreOutput(request.key, finish=Finish(FinishReason.REJECTED, error=error))
-        self._extend_block_hashes(request)
+        self._blocks.extend_hashes(request)
         self.requests[request.key] = request
         self.waiting.append(request)
         self._deadlines.push(request)
@@ -118,10 +121,10 @@ class Scheduler:
     def schedule(self, now: float) -> SchedulerOutput:
         """Plan one step: expire, then running requests in order, then waiting ones. May plan nothing."""
         self.expire(now)
-        plan = StepPlan(0 if self.pause_state is PauseState.ALL else self.config.max_num_batched_tokens)
+        token_budget = 0 if self.pause_state is PauseState.ALL else self.config.max_num_batched_tokens
+        plan = StepPlan(self._planned_step + 1, token_budget)
         self._schedule_running(plan, now)
-        # After a preemption there is no room: admitting now would take the blocks that were just given up.
-        if not plan.has_preempted:
+        if not plan.is_short_of_blocks:
             self._admit_waiting(plan, now)
         return self._emit(plan)
 
@@ -135,11 +138,7 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """End requests whose deadline has passed; also called while a pause keeps steps away."""
-        for key, is_queue_deadline in self._deadlines.pop_passed(now):
-            request = self.requests.get(key)
-            if request is None or (is_queue_deadline and request.was_scheduled):
-                continue
-            error = QUEUE_TIMEOUT if is_queue_deadline else DEADLINE
+        for request, error in self._deadlines.pop_expired(now, self.requests):
             self._expired_outputs.append(self._finish(request, RequestStatus.FINISHED_ERROR, error=error))
 
     def _schedule_running(self, plan: StepPlan, now: float) -> None:
@@ -148,7 +147,6 @@ class Scheduler:
             request = self.running[index]
             num_new_tokens = self._num_new_tokens(request, request.num_computed_tokens, plan)
             index += 1
-            # All known tokens are computed, and the next one is not known yet.
             if num_new_tokens == 0:
                 continue
             block_ids = self._allocate_or_preempt(request, request.num_computed_tokens + num_new_tokens, plan, now)
@@ -158,31 +156,42 @@ class Scheduler:
             self._mark_computed(request, num_new_tokens, plan)
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan, now: float) -> list[int] | None:
-        """Blocks for `num_tokens`, preempting from the back of `running`; None when the request itself had to go."""
+        """Blocks for `num_tokens`, preempting from the back of `running`; None ends the planning of running requests.
+
+        That is when the request itself had to go, or when steps in flight still use what would have to be taken:
+        a later step gets it, and a victim behind this request is in no step planned until then.
+        """
         while True:
             block_ids = self.kv_cache_manager.allocate_slots(request.key, num_tokens)
             if block_ids is not None:
                 return block_ids
-            victim = self.running.pop()
-            self._preempt(victim, now)
-            plan.has_preempted = True
-            if victim is request:
+            plan.is_short_of_blocks = True
+            if self._is_in_flight(self.running[-1]) or self.kv_cache_manager.num_fenced_blocks:
+                return None
+            if self._preempt_last(now) is request:
                 return None
 
-    def _preempt(self, request: Request, now: float) -> None:
+    def _is_in_flight(self, request: Request) -> bool:
+        return request.last_step > self._processed_step
+
+    def _preempt_last(self, now: float) -> Request:
         """Recompute later: blocks are freed, outputs are kept, and the request goes to the front of the queue."""
-        self.kv_cache_manager.free(request.key)
+        request = self.running.pop()
+        if self._is_in_flight(request):
+            raise InvariantViolation(f"request {request.key} was to be preempted during its step {request.last_step}")
+        self._blocks.free(request)
         request.set_status(RequestStatus.PREEMPTED)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         request.events.append((EventType.PREEMPTED, now))
         self._counters.num_preemptions += 1
         self.waiting.prepend(request)
+        return request
 
     def preempt_all(self, now: float) -> None:
-        """Take the blocks of every running request; they are recomputed, in the order they ran."""
+        """Take the blocks of every running request; they are recomputed in the order they ran. No step is in flight."""
         while self.running:
-            self._preempt(self.running.pop(), now)
+            self._preempt_last(now)
 
     def _admit_waiting(self, plan: StepPlan, now: float) -> None:
         while self.waiting and plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
@@ -193,12 +202,13 @@ class Scheduler:
             if request.grammar is not None and not request.grammar.is_ready:
                 self._set_aside(request)
                 continue
-            computed_blocks = self._computed_blocks(request)
+            computed_blocks = self._blocks.computed(request)
             num_computed_tokens = len(computed_blocks) * self.kv_cache_manager.block_size
             num_new_tokens = self._num_new_tokens(request, num_computed_tokens, plan)
             is_whole = num_computed_tokens + num_new_tokens == request.num_tokens
             # Head of line: whoever does not fit ends admission, so that long prompts are not overtaken for ever.
-            if not (is_whole or self.config.enable_chunked_prefill) or not self._fits_now(request, computed_blocks):
+            is_allowed = is_whole or self.config.enable_chunked_prefill
+            if not (is_allowed and self._blocks.fits_now(request, computed_blocks, next_to_others=bool(self.running))):
                 return
             self._admit(request, computed_blocks, num_new_tokens, plan, now)
 
@@ -206,11 +216,6 @@ class Scheduler:
         self.waiting.remove(request)
         request.set_status(RequestStatus.WAITING_FOR_GRAMMAR)
         self.skipped_waiting.append(request)
-
-    def _fits_now(self, request: Request, computed_blocks: list[KVCacheBlock]) -> bool:
-        """The whole known sequence fits the free blocks, not only its first chunk: else chunks would thrash."""
-        num_reserved = self._num_watermark_blocks if self.running else 0
-        return self.kv_cache_manager.can_allocate(request.num_tokens, computed_blocks, num_reserved=num_reserved)
 
     def _admit(
         self, request: Request, computed_blocks: list[KVCacheBlock], num_new_tokens: int, plan: StepPlan, now: float
@@ -235,13 +240,10 @@ class Scheduler:
         request.set_status(RequestStatus.RUNNING)
         self._mark_computed(request, num_new_tokens, plan)
 
-    def _computed_blocks(self, request: Request) -> list[KVCacheBlock]:
-        if request.bypass_prefix_cache or request.needs_whole_prompt:
-            return []
-        return self.kv_cache_manager.get_computed_blocks(request.block_hashes, request.token_ids, request.num_tokens)
-
     def _num_new_tokens(self, request: Request, num_computed_tokens: int, plan: StepPlan) -> int:
-        num_new_tokens = request.num_tokens - num_computed_tokens
+        if request.must_wait_for_token(self.config.max_model_len):
+            return 0
+        num_new_tokens = request.num_tokens_in_sight - num_computed_tokens
         threshold = self.config.long_prefill_token_threshold
         # Without chunks a cap would keep a longer prompt out for ever.
         if 0 < threshold < num_new_tokens and self.config.enable_chunked_prefill:
@@ -251,24 +253,34 @@ class Scheduler:
     def _mark_computed(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
         """The step just planned computes these tokens. Later steps, and hits on full blocks, build on it."""
         request.num_computed_tokens += num_new_tokens
-        if request.grammar is not None and request.num_computed_tokens == request.num_tokens:
-            plan.grammar_keys.append(request.key)
-        self.kv_cache_manager.register_full_blocks(
-            request.key, request.block_hashes, request.token_ids, request.num_computed_tokens
-        )
+        request.last_step = plan.step
+        if request.num_computed_tokens == request.num_tokens_in_sight:
+            request.num_in_flight_tokens += 1
+            if request.grammar is not None:
+                plan.grammar_keys.append(request.key)
+        self._blocks.register(request)
 
     def _emit(self, plan: StepPlan) -> SchedulerOutput:
-        self._step += 1
         finished_keys, self._finished_keys = self._finished_keys, []
-        return plan.finish(self._step, finished_keys)
+        scheduler_output = plan.finish(finished_keys)
+        if not scheduler_output.is_empty:
+            self._planned_step = plan.step
+        return scheduler_output
+
+    def take_expired_outputs(self) -> list[EngineCoreOutput]:
+        """The ends by deadline that nobody was told of."""
+        outputs, self._expired_outputs = self._expired_outputs, []
+        return outputs
 
     # -- tokens back in, outputs out ---------------------------------------------------------------------------------
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, runner_output: ModelRunnerOutput, now: float
     ) -> list[EngineCoreOutput]:
-        """Take in the sampled tokens of a step. Requests that ended since it was planned are skipped."""
-        outputs, self._expired_outputs = self._expired_outputs, []
+        """Take in the tokens of the oldest step in flight. Requests that ended since it was planned are skipped."""
+        self._processed_step = scheduler_output.step
+        self.kv_cache_manager.release_fenced(scheduler_output.step)
+        outputs: list[EngineCoreOutput] = []
         for key, token_ids in zip(runner_output.keys, runner_output.sampled_token_ids, strict=True):
             request = self.requests.get(key)
             if request is None:
@@ -284,26 +296,20 @@ class Scheduler:
         return outputs
 
     def _update_request(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
+        request.num_in_flight_tokens -= 1
         is_first = len(request.output_token_ids) == request.num_resumed_tokens
         output = EngineCoreOutput(request.key)
         if is_first:
             request.events.append((EventType.FIRST_TOKEN, now))
             output.prefill = PrefillStats(request.num_prompt_tokens, request.num_cached_tokens or 0)
             self._counters.num_prompt_tokens += request.num_prompt_tokens
-        for token_id in token_ids:
-            if request.grammar is not None and not request.grammar.accept(token_id):
-                self._finish(request, RequestStatus.FINISHED_ERROR, output, GRAMMAR_VIOLATION)
-                break
-            request.output_token_ids.append(token_id)
-            output.new_token_ids.append(token_id)
-            status = check_stop(request, self.config.max_model_len)
-            if status is not None:
-                self._finish(request, status, output)
-                break
-        else:
-            self._extend_block_hashes(request)
-            output.events, request.events = request.events, []
+        output.new_token_ids, status = append_tokens(request, token_ids, self.config.max_model_len)
         self._counters.num_generation_tokens += len(output.new_token_ids)
+        if status is not None:
+            error = GRAMMAR_VIOLATION if status is RequestStatus.FINISHED_ERROR else None
+            return self._finish(request, status, output, error)
+        self._blocks.extend_hashes(request)
+        output.events, request.events = request.events, []
         return output
 
     def _finish(
@@ -321,7 +327,7 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         request.set_status(status)
-        self.kv_cache_manager.free(request.key)
+        self._blocks.free(request)
         del self.requests[request.key]
         if request.was_scheduled:
             self._finished_keys.append(request.key)
@@ -329,10 +335,6 @@ class Scheduler:
         output.events, request.events = request.events, []
         output.finish = Finish(FINISH_REASONS[status], request.stop_token_id, error, request.num_preemptions)
         return output
-
-    def _extend_block_hashes(self, request: Request) -> None:
-        if self.kv_cache_manager.pool.enable_caching:
-            self._block_hasher.extend(request.block_hashes, request.num_tokens, request.token_ids, request.cache_salt)
 
     # -- looking in --------------------------------------------------------------------------------------------------
 
@@ -342,8 +344,5 @@ class Scheduler:
 
     def check_integrity(self) -> list[str]:
         """Broken invariants in words; empty = sound. For idle moments, tests and DumpState."""
-        found = self.kv_cache_manager.check_integrity()
-        found += broken_invariants(self.requests, (self.waiting, self.skipped_waiting), self.running)
-        if not self.requests and self.kv_cache_manager.pool.num_used:
-            found.append(f"no request, but {self.kv_cache_manager.pool.num_used} blocks are in use")
-        return found
+        queues = (self.waiting, self.skipped_waiting)
+        return broken_invariants(self.requests, queues, self.running, self.kv_cache_manager)

@@ -9,9 +9,11 @@ from engine_core.scheduler.request import RequestKey
 class StepPlan:
     """Grows request by request inside `Scheduler.schedule`, and becomes a SchedulerOutput."""
 
-    def __init__(self, token_budget: int) -> None:
+    def __init__(self, step: int, token_budget: int) -> None:
+        self.step = step
         self.token_budget = token_budget
-        self.has_preempted = False
+        # A request did not get its blocks: whatever becomes free is for those that run already.
+        self.is_short_of_blocks = False
         self.grammar_keys: list[RequestKey] = []
         self._new_requests: list[NewRequestData] = []
         self._cached_requests: list[CachedRequestData] = []
@@ -25,9 +27,9 @@ class StepPlan:
         self._cached_requests.append(data)
         self._spend(data.key, num_tokens)
 
-    def finish(self, step: int, finished_keys: list[RequestKey]) -> SchedulerOutput:
+    def finish(self, finished_keys: list[RequestKey]) -> SchedulerOutput:
         return SchedulerOutput(
-            step=step,
+            step=self.step,
             new_requests=self._new_requests,
             cached_requests=self._cached_requests,
             num_scheduled_tokens=self._num_scheduled_tokens,

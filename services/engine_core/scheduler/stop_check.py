@@ -1,8 +1,23 @@
-"""Whether a request is over after one more output token. The order of the checks is part of the contract."""
+"""What one more output token means: whether the request is over. The order of the checks is part of the contract."""
 
 from __future__ import annotations
 
 from engine_core.scheduler.request import RepetitionDetection, Request, RequestStatus
+
+
+def append_tokens(request: Request, token_ids: list[int], max_model_len: int) -> tuple[list[int], RequestStatus | None]:
+    """Take in sampled tokens. Returns those that count, and the finished status that the last of them brought.
+
+    FINISHED_ERROR: the grammar refuses the next one.
+    """
+    for index, token_id in enumerate(token_ids):
+        if request.grammar is not None and not request.grammar.accept(token_id):
+            return token_ids[:index], RequestStatus.FINISHED_ERROR
+        request.output_token_ids.append(token_id)
+        status = check_stop(request, max_model_len)
+        if status is not None:
+            return token_ids[: index + 1], status
+    return token_ids, None
 
 
 def check_stop(request: Request, max_model_len: int) -> RequestStatus | None:
