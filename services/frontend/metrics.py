@@ -6,6 +6,7 @@ from the moment an engine of it attaches.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Callable, Iterable
 
@@ -23,6 +24,8 @@ from prometheus_client import (
 )
 
 from frontend.abort_kind import AbortKind
+from frontend.engine_client.balancer import PickReason
+from frontend.engine_client.connection_state import REFUSAL_REASONS
 from stepwire import __version__
 from stepwire.grpc_errors import REASONS
 from stepwire.metrics import COUNT_BUCKETS, ITL_BUCKETS, REQUEST_LATENCY_BUCKETS, TOKEN_COUNT_BUCKETS, TTFT_BUCKETS
@@ -88,6 +91,21 @@ class FrontendMetrics:
             ("engine_id", "kind", "cause"),
             registry=registry,
         )
+        self._engine_refusals = Counter(
+            "stepwire_frontend_engine_refusals",
+            "Tries to attach an engine that does not fit, by reason; grows as long as it does not.",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in REFUSAL_REASONS:
+            self._engine_refusals.labels(reason)
+        decisions = Counter(
+            "stepwire_frontend_picker_decisions",
+            "Requests given to an engine: by its load, to a pinned rank, or because another did not take it.",
+            ("reason",),
+            registry=registry,
+        )
+        self.picks = {reason: decisions.labels(reason.value) for reason in PickReason}
         self._batch_gaps = Counter(
             "stepwire_frontend_batch_gap",
             "Output batches that never arrived; must stay 0.",
@@ -152,6 +170,14 @@ class FrontendMetrics:
 
     def set_engine_up(self, engine_id: str, *, is_up: bool) -> None:
         self._engine_up.labels(engine_id).set(is_up)
+
+    def engine_gone(self, engine_id: str) -> None:
+        """Only of engines that ought to be there is it told whether they are."""
+        with contextlib.suppress(KeyError):
+            self._engine_up.remove(engine_id)
+
+    def count_engine_refusal(self, reason: str) -> None:
+        self._engine_refusals.labels(reason).inc()
 
     def count_engine_death(self, engine_id: str, kind: str, cause: str) -> None:
         self._engine_deaths.labels(engine_id, kind, cause).inc()

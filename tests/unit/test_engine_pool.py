@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frontend.abort_kind import AbortKind
-from frontend.engine_client.balancer import pick
+from frontend.engine_client.balancer import PickReason
 from frontend.engine_client.connection import EngineConnection
 from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
 from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineState, strictest
@@ -37,6 +37,9 @@ class Listener:
         self.outputs: list[EngineOutput] = []
         self.failed: list[tuple[list[int], StepwireError]] = []
         self.attached: list[EngineFacts] = []
+        self.limits: list[EngineFacts] = []
+        self.picked: list[PickReason] = []
+        self.gone: list[str] = []
 
     async def on_attach(self, facts: EngineFacts, tokenizer_dir: Path) -> None:
         self.attached.append(facts)
@@ -49,7 +52,18 @@ class Listener:
 
     def on_change(self) -> None: ...
 
+    def on_limits(self, facts: EngineFacts) -> None:
+        self.limits.append(facts)
+
+    def on_picked(self, reason: PickReason) -> None:
+        self.picked.append(reason)
+
     def on_engine_lost(self, engine_id: str, error: StepwireError) -> None: ...
+
+    def on_engine_refused(self, error: EngineRefusedError) -> None: ...
+
+    def on_engine_gone(self, engine_id: str) -> None:
+        self.gone.append(engine_id)
 
     def on_batch_gap(self, engine_id: str, num_missing: int) -> None: ...
 
@@ -248,6 +262,10 @@ def test_an_engine_is_attached_once_whatever_its_addresses(pool: EnginePool):
     pool.on_found(first, found)
     with pytest.raises(EngineRefusedError, match="attached at a:1 already"):
         pool.on_found(second, found)
+    # The id is what operators, metrics and answers name it by, so that two may not share it.
+    with pytest.raises(EngineRefusedError, match="both call themselves same"):
+        pool.on_found(second, facts("same", boot_id="another one"))
+    first.boot = None
     pool.on_found(second, facts("same", boot_id="another life"))
 
 
@@ -256,13 +274,6 @@ def test_fingerprint_is_that_of_what_decides_the_numbers():
     assert len({one.fingerprint for one in same}) == 1
     for change in ({"dtype": "bfloat16"}, {"version": "2"}, {"model": "x"}, {"weight_version": "2"}, {"revision": "x"}):
         assert facts("a", **change).fingerprint != same[0].fingerprint
-
-
-def test_pick_takes_the_lowest_and_takes_turns():
-    assert pick([3, 1, 2], turn=0) == 1
-    assert [pick([1, 1, 1], turn) for turn in range(4)] == [0, 1, 2, 0]
-    with pytest.raises(ValueError):
-        pick([], 0)
 
 
 def test_a_kind_of_constraint_is_offered_only_when_every_engine_has_it():
