@@ -256,8 +256,7 @@ class LLMFrontend:
     def on_change(self) -> None:
         known = [connection for connection in self.pool.connections if connection.facts is not None]
         up = {connection.engine_id for connection in known if connection.is_available}
-        for engine_id in {connection.engine_id for connection in known}:
-            self.metrics.set_engine_up(engine_id, is_up=engine_id in up)
+        self.metrics.set_engines_up({connection.engine_id: connection.engine_id in up for connection in known})
         self._on_change()
 
     def on_engine_lost(self, engine_id: str, error: StepwireError) -> None:
@@ -266,9 +265,6 @@ class LLMFrontend:
 
     def on_engine_refused(self, error: EngineRefusedError) -> None:
         self.metrics.count_engine_refusal(error.reason)
-
-    def on_engine_gone(self, engine_id: str) -> None:
-        self.metrics.engine_gone(engine_id)
 
     def on_batch_gap(self, engine_id: str, num_missing: int) -> None:
         self.metrics.count_batch_gap(engine_id, num_missing)

@@ -6,7 +6,6 @@ from the moment an engine of it attaches.
 
 from __future__ import annotations
 
-import contextlib
 import platform
 from collections.abc import Callable, Iterable
 
@@ -85,6 +84,7 @@ class FrontendMetrics:
             ("engine_id",),
             registry=registry,
         )
+        self._engines: set[str] = set()
         self._engine_deaths = Counter(
             "stepwire_frontend_engine_deaths",
             "Engines lost, by how the frontend learned of it.",
@@ -166,15 +166,14 @@ class FrontendMetrics:
         self._batch_gaps.labels(engine_id)
         for kind in DEATH_KINDS:
             self._engine_deaths.labels(engine_id, kind, "")
-        self._engine_up.labels(engine_id)
 
-    def set_engine_up(self, engine_id: str, *, is_up: bool) -> None:
-        self._engine_up.labels(engine_id).set(is_up)
-
-    def engine_gone(self, engine_id: str) -> None:
-        """Only of engines that ought to be there is it told whether they are."""
-        with contextlib.suppress(KeyError):
+    def set_engines_up(self, is_up: dict[str, bool]) -> None:
+        """Of every engine that ought to be there; the series of the others go, or would alarm for ever."""
+        for engine_id in self._engines - is_up.keys():
             self._engine_up.remove(engine_id)
+        self._engines = set(is_up)
+        for engine_id, value in is_up.items():
+            self._engine_up.labels(engine_id).set(value)
 
     def count_engine_refusal(self, reason: str) -> None:
         self._engine_refusals.labels(reason).inc()

@@ -245,6 +245,30 @@ async def test_refused_request_goes_to_another_engine_unnoticed(
     assert len(engine.adds) + len(second_engine.adds) <= 4 + 4 + 2
 
 
+async def test_a_caller_can_pin_a_rank(engine: FakeEngine, second_engine: FakeEngine, tmp_path):
+    for rank, one in enumerate((engine, second_engine)):
+        one.ready.data_parallel_rank, one.ready.data_parallel_size = rank, 2
+    async with running_frontend(engine.endpoint, second_engine.endpoint, cache_dir=tmp_path) as running:
+        await both_attached(running)
+        for rank in ("1", "0", "1"):
+            stream = running.stream(request(), metadata=(("x-data-parallel-rank", rank),))
+            assert (await stream.next()).accepted.engine_id == f"fake-{rank}"
+        assert running.metric("picker_decisions_total", reason="pinned") == 3
+        for wrong in ("2", "-1", "one", "9" * 400):
+            refused = running.generation.Generate(request(), metadata=(("x-data-parallel-rank", wrong),))
+            failure = await failure_of(refused)
+            assert (failure.code, failure.fields) == (Code.INVALID_ARGUMENT, ["x-data-parallel-rank"])
+
+
+async def test_an_engine_of_another_protocol_is_told_apart(engine: FakeEngine, tmp_path):
+    engine.ready.protocol = 7
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path) as running:
+        (connection,) = running.process.frontend.pool.connections
+        await running.wait_until(lambda: connection.last_error is not None)
+        assert connection.last_error.reason == "PROTOCOL_VERSION"
+        assert running.metric("engine_refusals_total", reason="PROTOCOL_VERSION") > 0
+
+
 async def test_death_of_one_engine_costs_only_its_own_requests(engine: FakeEngine, second_engine: FakeEngine, tmp_path):
     async with running_frontend(engine.endpoint, second_engine.endpoint, cache_dir=tmp_path) as running:
         await both_attached(running)
@@ -385,6 +409,11 @@ async def test_engine_with_another_tokenizer_is_refused(engine: FakeEngine, tmp_
         await running.wait_until(lambda: bool(first.last_error or second.last_error))
         assert [first.is_available, second.is_available].count(True) == 1
         assert "must agree" in str(first.last_error or second.last_error)
+        assert running.metric("engine_refusals_total", reason="TOKENIZER_MISMATCH") > 0
+        info = await running.models.GetServerInfo(model_service_pb2.GetServerInfoRequest())
+        refused, serving = sorted(info.engines, key=lambda one: one.state == common_pb2.ENGINE_STATE_RUNNING)
+        assert "must agree" in refused.detail
+        assert serving.detail == ""
 
 
 async def test_engine_that_refuses_the_frontend_is_told_apart(engine: FakeEngine, tmp_path):
@@ -392,6 +421,7 @@ async def test_engine_that_refuses_the_frontend_is_told_apart(engine: FakeEngine
         (connection,) = running.process.frontend.pool.connections
         await running.wait_until(lambda: connection.last_error is not None)
         assert "the model is fake-model, not another" in str(connection.last_error)
+        assert running.metric("engine_refusals_total", reason="MODEL_MISMATCH") > 0
         failure = await failure_of(running.generation.Generate(request()))
         assert failure.reason == "ENGINE_STARTING"
         assert "not another" in failure.message

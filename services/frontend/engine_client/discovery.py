@@ -8,28 +8,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
 DNS_PREFIX = "dns:///"
 POLL_S = 5.0
 
-Resolve = Callable[[str], Awaitable[list[str]]]
-
 
 class Discovery:
     """`listed` at once; after `start` also the addresses behind names, whenever they have been looked up."""
 
-    def __init__(
-        self, endpoints: Sequence[str], on_addresses: Callable[[Sequence[str]], None], resolve: Resolve | None = None
-    ) -> None:
+    def __init__(self, endpoints: Sequence[str], on_addresses: Callable[[Sequence[str]], None]) -> None:
         self.listed = [endpoint for endpoint in endpoints if not endpoint.startswith(DNS_PREFIX)]
         names = [endpoint.removeprefix(DNS_PREFIX) for endpoint in endpoints if endpoint.startswith(DNS_PREFIX)]
         self._found: dict[str, list[str]] = {name: [] for name in names}
         self._problems: dict[str, str] = {}
         self._on_addresses = on_addresses
-        self._resolve = resolve or resolve_addresses
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -50,8 +45,8 @@ class Discovery:
 
     async def _look_up(self, name: str) -> None:
         try:
-            self._found[name] = await self._resolve(name)
-        except OSError as error:
+            self._found[name] = await resolve_addresses(name)
+        except (OSError, UnicodeError) as error:
             # Says something about DNS and nothing about engines: those that are known stay.
             problem = str(error)
         else:
@@ -66,8 +61,8 @@ async def resolve_addresses(name: str) -> list[str]:
     host, _, port = name.rpartition(":")
     infos = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     # An engine with both kinds of addresses has one of each, and one is enough to reach it.
-    family = min((info[0] for info in infos), key=lambda kind: kind is not socket.AF_INET)
-    return sorted({_join(info[4][0], port) for info in infos if info[0] is family})
+    family = min((info[0] for info in infos), key=lambda kind: kind != socket.AF_INET)
+    return sorted({_join(info[4][0], port) for info in infos if info[0] == family})
 
 
 def _join(host: object, port: str) -> str:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from frontend.engine_client.connection import EngineConnection
+from frontend.engine_client.connection_state import ConnectionState
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ class Members:
         addresses: Sequence[str],
         connect: Callable[[str], EngineConnection],
         is_busy: Callable[[EngineConnection], bool],
-        on_gone: Callable[[EngineConnection], None],
+        on_gone: Callable[[], None],
     ) -> None:
         self.connections = [connect(address) for address in addresses]
         self._connect = connect
@@ -49,13 +50,14 @@ class Members:
 
     def let_go(self) -> None:
         """Close those that leave and run nothing."""
-        for connection in [one for one in self.connections if one.is_leaving and not self._is_busy(one)]:
+        leaving = (one for one in self.connections if one.is_leaving and one.state is not ConnectionState.CLOSED)
+        for connection in [one for one in leaving if not self._is_busy(one)]:
             self.connections.remove(connection)
             logger.info("engine %s at %s is let go of", connection.engine_id, connection.endpoint)
             task = asyncio.create_task(connection.close("its address has left", abort_running=False))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-            self._on_gone(connection)
+            self._on_gone()
 
     async def close(self, reason: str, *, abort_running: bool) -> None:
         """Say Goodbye to all."""

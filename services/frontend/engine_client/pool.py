@@ -23,7 +23,7 @@ from frontend.engine_client.availability import why_unavailable
 from frontend.engine_client.balancer import Balancer, LeastLoaded, PickReason
 from frontend.engine_client.connection import EngineConnection
 from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
-from frontend.engine_client.discovery import Discovery, Resolve
+from frontend.engine_client.discovery import Discovery
 from frontend.engine_client.engine_facts import EngineFacts, strictest
 from frontend.engine_client.members import Members
 from frontend.engine_client.outbox import NewRequest
@@ -63,9 +63,6 @@ class PoolListener(Protocol):
 
     def on_engine_refused(self, error: EngineRefusedError) -> None: ...
 
-    def on_engine_gone(self, engine_id: str) -> None:
-        """No engine has this id any more."""
-
     def on_batch_gap(self, engine_id: str, num_missing: int) -> None: ...
 
 
@@ -90,7 +87,6 @@ class EnginePool:
         listener: PoolListener,
         *,
         ready_timeout_s: float,
-        resolve: Resolve | None = None,
     ) -> None:
         def connect(address: str) -> EngineConnection:
             return EngineConnection(address, identity, tokenizers, self, ready_timeout_s=ready_timeout_s)
@@ -101,7 +97,7 @@ class EnginePool:
         self._attaching = asyncio.Lock()
         # Frontends that start together should not all begin with the same engine.
         self._balancer: Balancer = LeastLoaded(zlib.crc32(identity.session_id.encode()))
-        self._discovery = Discovery(endpoints, lambda addresses: self._members.update(addresses), resolve)
+        self._discovery = Discovery(endpoints, lambda addresses: self._members.update(addresses))
         self._members = Members(self._discovery.listed, connect, self._is_busy, self._on_gone)
 
     def start(self) -> None:
@@ -222,7 +218,7 @@ class EnginePool:
         self._members.let_go()
 
     def _rescue(self, handle: int, route: _Route, error: StepwireError) -> bool:
-        """An engine that leaves in order answers all it has read: what has no answer crossed with its end."""
+        """A request that crossed with the orderly end of its engine: unanswered means never begun."""
         is_death = isinstance(error, EngineDeadError)
         return not is_death and not route.is_answered and route.may_move and self._reroute(handle, route)
 
@@ -265,10 +261,8 @@ class EnginePool:
         other.submit(route.request)
         return True
 
-    def _on_gone(self, connection: EngineConnection) -> None:
-        left = [(one, one.facts) for one in self.connections if one.facts is not None]
-        if all(one.engine_id != connection.engine_id for one, _ in left):
-            self._listener.on_engine_gone(connection.engine_id)
-        ready = [facts for one, facts in left if one.state is ConnectionState.READY]
+    def _on_gone(self) -> None:
+        ready = [one.facts for one in self.connections if one.facts and one.state is ConnectionState.READY]
         if ready:
             self._listener.on_limits(strictest(ready[0], ready[1:]))
+        self._listener.on_change()
