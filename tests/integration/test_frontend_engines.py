@@ -221,6 +221,9 @@ async def test_requests_are_spread_and_the_smallest_context_counts(
         second_engine.may_step.clear()
         streams = await open_streams(running, 8)
         assert (len(engine.adds), len(second_engine.adds)) == (4, 4)
+        # Each stats came with the news that a request is queued, and counts it.
+        connections = running.process.frontend.pool.connections
+        assert [connection.candidate.num_unreported for connection in connections] == [0, 0]
         for stream in streams:
             stream.call.cancel()
     assert info.model.max_model_len == 100
@@ -243,6 +246,21 @@ async def test_refused_request_goes_to_another_engine_unnoticed(
         failure = await failure_of(running.generation.Generate(request()))
         assert failure.reason == reason
     assert len(engine.adds) + len(second_engine.adds) <= 4 + 4 + 2
+
+
+async def test_a_request_that_crosses_with_the_end_of_an_engine_goes_to_another_unnoticed(
+    engine: FakeEngine, second_engine: FakeEngine, tmp_path
+):
+    async with running_frontend(engine.endpoint, second_engine.endpoint, cache_dir=tmp_path) as running:
+        await both_attached(running)
+        # The drain begins, and is over, between the arrival of a request and its answer.
+        engine.may_admit.clear()
+        engine.reject = lambda add: engine.begin_drain()
+        streams = [running.stream(request()) for _ in range(2)]
+        for stream in streams:
+            assert (await stream.next()).accepted.engine_id == "fake-1"
+            assert (await stream.rest())[-1].HasField("finished")
+        assert running.metric("picker_decisions_total", reason="retry") == 1
 
 
 async def test_a_caller_can_pin_a_rank(engine: FakeEngine, second_engine: FakeEngine, tmp_path):
