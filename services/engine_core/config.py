@@ -35,6 +35,8 @@ class EngineSettings(Settings):
         9101, ge=0, le=65535, description="Port of /metrics, /healthz, /readyz; 0 = any free one."
     )
     engine_id: str = Field("", description="Stable name for logs and metrics; empty = host name and port.")
+    data_parallel_rank: int = Field(0, ge=0, description="Which of its replicas it is; callers can pin requests to it.")
+    data_parallel_size: int = Field(1, ge=1, description="How many replicas there are; they are independent.")
     owner: Literal["none", "session", "parent"] = Field(
         "none",
         description="Whose end ends the engine: none, the last session, or the parent process (a pipe on stdin).",
@@ -84,6 +86,11 @@ class EngineSettings(Settings):
             raise ValueError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
                 f"({self.max_num_seqs}): each running request needs one token of every step"
+            )
+        if self.data_parallel_rank >= self.data_parallel_size:
+            raise ValueError(
+                f"--data-parallel-rank ({self.data_parallel_rank}) must be below --data-parallel-size "
+                f"({self.data_parallel_size})"
             )
         if self.stall_warn_s >= self.step_timeout_s:
             raise ValueError("--stall-warn-s must be below --step-timeout-s")

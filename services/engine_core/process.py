@@ -92,6 +92,9 @@ class EngineProcess:
             self._clock,
             ping_interval_ms=self._settings.ping_interval_ms,
             ping_timeout_ms=self._settings.ping_timeout_ms,
+            data_parallel_rank=self._settings.data_parallel_rank,
+            data_parallel_size=self._settings.data_parallel_size,
+            num_frontends=lambda: len(self._sessions),
         )
         servicer = EngineCoreServicer(encoder, self._lifecycle, self._output_queue, self._sessions)
         engine_core_pb2_grpc.add_EngineCoreServiceServicer_to_server(servicer, self._server)

@@ -164,6 +164,9 @@ class FrameEncoder:
         *,
         ping_interval_ms: int,
         ping_timeout_ms: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        num_frontends: Callable[[], int],
     ) -> None:
         self._engine_id = engine_id
         self._boot_id = boot_id
@@ -172,6 +175,9 @@ class FrameEncoder:
         self._clock = clock
         self._ping_interval_ms = ping_interval_ms
         self._ping_timeout_ms = ping_timeout_ms
+        self._data_parallel_rank = data_parallel_rank
+        self._data_parallel_size = data_parallel_size
+        self._num_frontends = num_frontends
 
     def ready(self, config: ResolvedConfig | None) -> pb.Ready:
         """The facts of the handshake; before the model is loaded only those that are known."""
@@ -179,7 +185,8 @@ class FrameEncoder:
             protocol=PROTOCOL_VERSION,
             engine_id=self._engine_id,
             boot_id=self._boot_id,
-            data_parallel_size=1,
+            data_parallel_rank=self._data_parallel_rank,
+            data_parallel_size=self._data_parallel_size,
             tensor_parallel_size=1,
             pipeline_parallel_size=1,
             ping_interval_ms=self._ping_interval_ms,
@@ -251,6 +258,7 @@ class FrameEncoder:
             last_step_tokens=self._progress.last_step_tokens,
             oldest_waiting_ms=0 if oldest is None else _to_ms(self._clock() - oldest),
             state=_STATES[self._lifecycle.state],
+            frontends=self._num_frontends(),
         )
 
     def _pong(self, pong: Pong) -> pb.Pong:

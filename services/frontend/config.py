@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from frontend.engine_client.discovery import DNS_PREFIX
 from stepwire.settings import Settings
 
 
@@ -26,7 +27,9 @@ class FrontendSettings(Settings):
     )
     admin_port: int = Field(50052, ge=0, le=65535, description="Admin gRPC port; 0 = any free one.")
     engine_endpoints: str = Field(
-        "127.0.0.1:50061", description="Engine cores, comma separated: host:port or unix:/path/to/socket."
+        "127.0.0.1:50061",
+        description="Engine cores, comma separated: host:port, unix:/path/to/socket, or dns:///name:port for every "
+        "address behind a name, looked up every 5 s.",
     )
     expect_model: str = Field("", description="Refuse engines that serve another model; empty = any.")
     tokenizer: str = Field("", description="Directory with the tokenizer files; empty = from the engine.")
@@ -83,6 +86,6 @@ class FrontendSettings(Settings):
 def _check_endpoint(endpoint: str) -> None:
     if endpoint.startswith("unix:"):
         return
-    host, separator, port = endpoint.rpartition(":")
+    host, separator, port = endpoint.removeprefix(DNS_PREFIX).rpartition(":")
     if not (host and separator and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError(f"--engine-endpoints: {endpoint!r} is neither host:port nor unix:/path")
+        raise ValueError(f"--engine-endpoints: {endpoint!r} is neither host:port nor unix:/path nor dns:///name:port")

@@ -67,15 +67,19 @@ class Generation:
         self._arrival = time.monotonic()
         self._observer: RequestObserver | None = None
 
-    def submit(self, processed: ProcessedRequest) -> None:
-        """Send every choice to an engine. Raises OverloadedError, UnavailableError or InvalidRequestError."""
+    def submit(self, processed: ProcessedRequest, rank: int | None = None) -> None:
+        """Send every choice to an engine, to one of this rank if the caller has named it.
+
+        Raises OverloadedError, UnavailableError or InvalidRequestError.
+        """
         if self.model.is_retired:
             raise UnavailableError("the engines have just changed to another model", retry_after_ms=RETRY_AFTER_MS)
         self._permit.grow(processed.num_choices, len(processed.prompt_token_ids))
         num_bytes = processed.size_for_engine()
         handles = self._pool.draw_handles(processed.num_choices)
         self._pool.submit(
-            [NewRequest(handle, num_bytes, partial(processed.fill, choice)) for choice, handle in enumerate(handles)]
+            [NewRequest(handle, num_bytes, partial(processed.fill, choice)) for choice, handle in enumerate(handles)],
+            rank,
         )
         self.engine = self._pool.engine_of(handles[0])
         # No await in between: outputs can not come before the collector is there.

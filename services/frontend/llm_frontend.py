@@ -14,6 +14,7 @@ from pathlib import Path
 from frontend.abort_kind import AbortKind
 from frontend.admission import Admission
 from frontend.config import FrontendSettings
+from frontend.engine_client.balancer import PickReason
 from frontend.engine_client.connection_state import ClientIdentity, EngineRefusedError
 from frontend.engine_client.engine_facts import EngineFacts
 from frontend.engine_client.pool import EnginePool
@@ -223,6 +224,13 @@ class LLMFrontend:
         self.metrics.engine_attached(facts.engine_id)
         self.metrics.of_model(facts.model, facts.engine_id)
 
+    def on_limits(self, facts: EngineFacts) -> None:
+        if self._model is not None and self._model.is_same(facts):
+            self._model.update(facts)
+
+    def on_picked(self, reason: PickReason) -> None:
+        self.metrics.picks[reason].inc()
+
     async def _load_model(self, facts: EngineFacts, tokenizer_dir: Path) -> None:
         try:
             model = await ServingModel.load(
@@ -233,7 +241,8 @@ class LLMFrontend:
                 self.settings.tokenizer_threads,
             )
         except ValueError as error:
-            raise EngineRefusedError(f"the tokenizer of engine {facts.engine_id} is unusable: {error}") from error
+            text = f"the tokenizer of engine {facts.engine_id} is unusable: {error}"
+            raise EngineRefusedError(text, reason="TOKENIZER_UNUSABLE") from error
         if self._model is not None:
             self._model.close()
         self._model = model
@@ -245,14 +254,17 @@ class LLMFrontend:
         self.model.output_processor.fail(handles, error)
 
     def on_change(self) -> None:
-        for connection in self.pool.connections:
-            if connection.facts is not None:
-                self.metrics.set_engine_up(connection.engine_id, is_up=connection.is_available)
+        known = [connection for connection in self.pool.connections if connection.facts is not None]
+        up = {connection.engine_id for connection in known if connection.is_available}
+        self.metrics.set_engines_up({connection.engine_id: connection.engine_id in up for connection in known})
         self._on_change()
 
     def on_engine_lost(self, engine_id: str, error: StepwireError) -> None:
         if isinstance(error, EngineDeadError):
             self.metrics.count_engine_death(engine_id, error.kind, error.cause)
+
+    def on_engine_refused(self, error: EngineRefusedError) -> None:
+        self.metrics.count_engine_refusal(error.reason)
 
     def on_batch_gap(self, engine_id: str, num_missing: int) -> None:
         self.metrics.count_batch_gap(engine_id, num_missing)

@@ -23,6 +23,8 @@ from prometheus_client import (
 )
 
 from frontend.abort_kind import AbortKind
+from frontend.engine_client.balancer import PickReason
+from frontend.engine_client.connection_state import REFUSAL_REASONS
 from stepwire import __version__
 from stepwire.grpc_errors import REASONS
 from stepwire.metrics import COUNT_BUCKETS, ITL_BUCKETS, REQUEST_LATENCY_BUCKETS, TOKEN_COUNT_BUCKETS, TTFT_BUCKETS
@@ -82,12 +84,28 @@ class FrontendMetrics:
             ("engine_id",),
             registry=registry,
         )
+        self._engines: set[str] = set()
         self._engine_deaths = Counter(
             "stepwire_frontend_engine_deaths",
             "Engines lost, by how the frontend learned of it.",
             ("engine_id", "kind", "cause"),
             registry=registry,
         )
+        self._engine_refusals = Counter(
+            "stepwire_frontend_engine_refusals",
+            "Tries to attach an engine that does not fit, by reason; grows as long as it does not.",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in REFUSAL_REASONS:
+            self._engine_refusals.labels(reason)
+        decisions = Counter(
+            "stepwire_frontend_picker_decisions",
+            "Requests given to an engine: by its load, to a pinned rank, or because another did not take it.",
+            ("reason",),
+            registry=registry,
+        )
+        self.picks = {reason: decisions.labels(reason.value) for reason in PickReason}
         self._batch_gaps = Counter(
             "stepwire_frontend_batch_gap",
             "Output batches that never arrived; must stay 0.",
@@ -148,10 +166,17 @@ class FrontendMetrics:
         self._batch_gaps.labels(engine_id)
         for kind in DEATH_KINDS:
             self._engine_deaths.labels(engine_id, kind, "")
-        self._engine_up.labels(engine_id)
 
-    def set_engine_up(self, engine_id: str, *, is_up: bool) -> None:
-        self._engine_up.labels(engine_id).set(is_up)
+    def set_engines_up(self, is_up: dict[str, bool]) -> None:
+        """Of every engine that ought to be there; the series of the others go, or would alarm for ever."""
+        for engine_id in self._engines - is_up.keys():
+            self._engine_up.remove(engine_id)
+        self._engines = set(is_up)
+        for engine_id, value in is_up.items():
+            self._engine_up.labels(engine_id).set(value)
+
+    def count_engine_refusal(self, reason: str) -> None:
+        self._engine_refusals.labels(reason).inc()
 
     def count_engine_death(self, engine_id: str, kind: str, cause: str) -> None:
         self._engine_deaths.labels(engine_id, kind, cause).inc()

@@ -5,11 +5,14 @@ Every error status carries ErrorInfo{reason, domain, metadata}; field errors add
 
 from __future__ import annotations
 
-from typing import NoReturn
+import contextlib
+from collections.abc import Iterable
+from typing import NoReturn, cast
 
 import grpc
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from stepwire.errors import StepwireError
@@ -33,6 +36,9 @@ REASONS: dict[str, tuple[grpc.StatusCode, bool]] = {
     "PROTOCOL_VERSION": (Code.FAILED_PRECONDITION, False),
     "MODEL_MISMATCH": (Code.FAILED_PRECONDITION, False),
     "TOKENIZER_MISMATCH": (Code.FAILED_PRECONDITION, False),
+    "TOKENIZER_UNUSABLE": (Code.FAILED_PRECONDITION, False),
+    "WEIGHTS_MISMATCH": (Code.FAILED_PRECONDITION, False),
+    "ENGINE_ID_TAKEN": (Code.FAILED_PRECONDITION, False),
     "ENGINE_PAUSED": (Code.FAILED_PRECONDITION, False),
     "PAUSE_PENDING": (Code.FAILED_PRECONDITION, True),
     "ENGINE_SLEEPING": (Code.FAILED_PRECONDITION, False),
@@ -120,6 +126,18 @@ def trailers(error: StepwireError, **metadata: str | int) -> tuple[tuple[str, st
     if error.retry_after_ms:
         return (rich, ("grpc-retry-pushback-ms", str(error.retry_after_ms)))
     return (rich,)
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    """The reason in the rich status of a failed call; empty when there is none."""
+    info = error_details_pb2.ErrorInfo()
+    # The stubs take the metadata for one pair.
+    metadata = cast("Iterable[tuple[str, bytes]]", error.trailing_metadata() or ())
+    for key, value in metadata:
+        if key == "grpc-status-details-bin":
+            with contextlib.suppress(DecodeError):
+                any(detail.Unpack(info) for detail in status_pb2.Status.FromString(value).details)
+    return str(info.reason)
 
 
 async def abort_with(

@@ -21,6 +21,8 @@ from fakes.fake_engine_session import FakeEngineSession
 from stepwire import grpc_options, tokenizer_archive
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.engine.v1 import engine_core_pb2_grpc as pb_grpc
+from stepwire.errors import StepwireError
+from stepwire.grpc_errors import abort_with
 from stepwire.v1 import common_pb2
 
 _boot_numbers = itertools.count(1)
@@ -156,7 +158,7 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
         first = await context.read()
         problem = self._check_first(first)
         if problem:
-            await context.abort(*problem)
+            await abort_with(context, problem)
         self.hellos.append(first.hello)
         await self.tell()
         await self.is_loaded.wait()
@@ -169,16 +171,17 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
             session.over.set()
             await self.tell()
 
-    def _check_first(self, first: object) -> tuple[grpc.StatusCode, str] | None:
+    def _check_first(self, first: object) -> StepwireError | None:
         if not isinstance(first, pb.ConnectRequest) or first.WhichOneof("message") != "hello":
-            return grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello"
+            return StepwireError("the first message must be hello", reason="PROTOCOL_VIOLATION")
         hello = first.hello
         if not hello.protocol_min <= self.ready.protocol <= hello.protocol_max:
-            return grpc.StatusCode.FAILED_PRECONDITION, f"protocol {self.ready.protocol} is not among yours"
+            return StepwireError(f"protocol {self.ready.protocol} is not among yours", reason="PROTOCOL_VERSION")
         if hello.expect_model not in ("", self.ready.model):
-            return grpc.StatusCode.FAILED_PRECONDITION, f"the model is {self.ready.model}, not {hello.expect_model}"
+            text = f"the model is {self.ready.model}, not {hello.expect_model}"
+            return StepwireError(text, reason="MODEL_MISMATCH")
         if hello.expect_tokenizer_sha256 not in ("", self.ready.tokenizer_sha256):
-            return grpc.StatusCode.FAILED_PRECONDITION, "the tokenizer is another one"
+            return StepwireError("the tokenizer is another one", reason="TOKENIZER_MISMATCH")
         return None
 
     async def GetEngineInfo(

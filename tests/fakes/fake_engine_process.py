@@ -17,7 +17,7 @@ from engine_core.model_executor.startup_error import StartupError
 from engine_core.process import EngineProcess
 from engine_core.resolved_config import ServedModel
 from engine_core.startup import LoadedModel, Progress
-from fakes.fake_executor import FAKE_VOCABULARY, FakeExecutor
+from fakes.fake_executor import FAKE_VOCABULARY, SLOW_STEP_S, FakeExecutor
 from stepwire import log
 
 
@@ -25,6 +25,7 @@ class FakeEngineSettings(EngineSettings):
     """The engine's flags, and how its load goes."""
 
     fake_load_s: float = Field(0.0, description="The load takes this long.")
+    fake_slow_step_s: float = Field(SLOW_STEP_S, description="Steps with a slow prompt take this long.")
     fake_grammars: bool = Field(False, description="The model's vocabulary is known: structured output is on.")
     fake_load_error: str = Field("", description="The load ends with this StartupError.")
 
@@ -36,7 +37,9 @@ def load_fake(settings: EngineSettings, failure_callback: FailureCallback, progr
     if settings.fake_load_error:
         raise StartupError(settings.fake_load_error)
     vocabulary = FAKE_VOCABULARY if settings.fake_grammars else None
-    return LoadedModel(FakeExecutor(settings, failure_callback), ServedModel("fake", "", ""), b"", vocabulary)
+    executor = FakeExecutor(settings, failure_callback)
+    executor.slow_step_s = settings.fake_slow_step_s
+    return LoadedModel(executor, ServedModel("fake", "", ""), b"", vocabulary)
 
 
 def main() -> int:

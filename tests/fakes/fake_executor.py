@@ -27,7 +27,7 @@ POISON_TOKEN = 500
 HANG_TOKEN = 501
 # Makes the executor report a failure through its callback, from another thread, while the step itself goes well.
 CALLBACK_TOKEN = 503
-# Each step that computes for such a prompt takes this long, as a real model would; for tests of drains.
+# Each step that computes for such a prompt takes this long, or as long as told, as a real model would; for drains.
 SLOW_TOKEN = 502
 SLOW_STEP_S = 0.005
 # A dummy batch of this size fails.
@@ -60,6 +60,7 @@ class FakeExecutor:
         self.failure_callback = failure_callback
         self.gate = threading.Event()
         self.gate.set()
+        self.slow_step_s = SLOW_STEP_S
         self.is_shut_down = False
         self.finished_keys: list[RequestKey] = []
         self.scheduler_outputs: list[SchedulerOutput] = []
@@ -130,7 +131,7 @@ class FakeExecutor:
         for cached in scheduler_output.cached_requests:
             num_computed[cached.key] = cached.num_computed_tokens
         if any(self._token_ids[key][0] == SLOW_TOKEN for key in num_computed):
-            threading.Event().wait(SLOW_STEP_S)
+            threading.Event().wait(self.slow_step_s)
         return {
             key: (num_computed[key], num_computed[key] + n) for key, n in scheduler_output.num_scheduled_tokens.items()
         }

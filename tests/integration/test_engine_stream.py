@@ -218,6 +218,21 @@ def test_a_new_session_hears_the_state_of_the_engine_at_once(engine: RunningEngi
     assert frame.outputs.stats.kv_blocks_total == 63
 
 
+def test_stats_say_how_many_frontends_there_are(engine: RunningEngine) -> None:
+    first = engine.connect("first")
+    assert first.until(lambda frame: frame.outputs.HasField("stats")).outputs.stats.frontends == 1
+    second = engine.connect("second")
+    assert second.until(lambda frame: frame.outputs.HasField("stats")).outputs.stats.frontends == 2
+    first.add(engine_request(1, [10] * 20))
+    assert first.until(lambda frame: frame.outputs.HasField("stats")).outputs.stats.frontends == 2
+
+
+def test_ready_states_the_rank() -> None:
+    with running_engine("--data-parallel-rank", "2", "--data-parallel-size", "3") as engine:
+        ready = engine.connect().next().ready
+    assert (ready.data_parallel_rank, ready.data_parallel_size) == (2, 3)
+
+
 def test_a_dump_can_show_the_stacks(engine: RunningEngine) -> None:
     stream = engine.connect()
     stream.send(utility=pb.UtilityCall(call_id=3, dump_state={"include_stacks": True}))  # type: ignore[arg-type]

@@ -221,6 +221,9 @@ async def test_requests_are_spread_and_the_smallest_context_counts(
         second_engine.may_step.clear()
         streams = await open_streams(running, 8)
         assert (len(engine.adds), len(second_engine.adds)) == (4, 4)
+        # Each stats came with the news that a request is queued, and counts it.
+        connections = running.process.frontend.pool.connections
+        assert [connection.candidate.num_unreported for connection in connections] == [0, 0]
         for stream in streams:
             stream.call.cancel()
     assert info.model.max_model_len == 100
@@ -243,6 +246,45 @@ async def test_refused_request_goes_to_another_engine_unnoticed(
         failure = await failure_of(running.generation.Generate(request()))
         assert failure.reason == reason
     assert len(engine.adds) + len(second_engine.adds) <= 4 + 4 + 2
+
+
+async def test_a_request_that_crosses_with_the_end_of_an_engine_goes_to_another_unnoticed(
+    engine: FakeEngine, second_engine: FakeEngine, tmp_path
+):
+    async with running_frontend(engine.endpoint, second_engine.endpoint, cache_dir=tmp_path) as running:
+        await both_attached(running)
+        # The drain begins, and is over, between the arrival of a request and its answer.
+        engine.may_admit.clear()
+        engine.reject = lambda add: engine.begin_drain()
+        streams = [running.stream(request()) for _ in range(2)]
+        for stream in streams:
+            assert (await stream.next()).accepted.engine_id == "fake-1"
+            assert (await stream.rest())[-1].HasField("finished")
+        assert running.metric("picker_decisions_total", reason="retry") == 1
+
+
+async def test_a_caller_can_pin_a_rank(engine: FakeEngine, second_engine: FakeEngine, tmp_path):
+    for rank, one in enumerate((engine, second_engine)):
+        one.ready.data_parallel_rank, one.ready.data_parallel_size = rank, 2
+    async with running_frontend(engine.endpoint, second_engine.endpoint, cache_dir=tmp_path) as running:
+        await both_attached(running)
+        for rank in ("1", "0", "1"):
+            stream = running.stream(request(), metadata=(("x-data-parallel-rank", rank),))
+            assert (await stream.next()).accepted.engine_id == f"fake-{rank}"
+        assert running.metric("picker_decisions_total", reason="pinned") == 3
+        for wrong in ("2", "-1", "one", "9" * 400):
+            refused = running.generation.Generate(request(), metadata=(("x-data-parallel-rank", wrong),))
+            failure = await failure_of(refused)
+            assert (failure.code, failure.fields) == (Code.INVALID_ARGUMENT, ["x-data-parallel-rank"])
+
+
+async def test_an_engine_of_another_protocol_is_told_apart(engine: FakeEngine, tmp_path):
+    engine.ready.protocol = 7
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path) as running:
+        (connection,) = running.process.frontend.pool.connections
+        await running.wait_until(lambda: connection.last_error is not None)
+        assert connection.last_error.reason == "PROTOCOL_VERSION"
+        assert running.metric("engine_refusals_total", reason="PROTOCOL_VERSION") > 0
 
 
 async def test_death_of_one_engine_costs_only_its_own_requests(engine: FakeEngine, second_engine: FakeEngine, tmp_path):
@@ -385,6 +427,11 @@ async def test_engine_with_another_tokenizer_is_refused(engine: FakeEngine, tmp_
         await running.wait_until(lambda: bool(first.last_error or second.last_error))
         assert [first.is_available, second.is_available].count(True) == 1
         assert "must agree" in str(first.last_error or second.last_error)
+        assert running.metric("engine_refusals_total", reason="TOKENIZER_MISMATCH") > 0
+        info = await running.models.GetServerInfo(model_service_pb2.GetServerInfoRequest())
+        refused, serving = sorted(info.engines, key=lambda one: one.state == common_pb2.ENGINE_STATE_RUNNING)
+        assert "must agree" in refused.detail
+        assert serving.detail == ""
 
 
 async def test_engine_that_refuses_the_frontend_is_told_apart(engine: FakeEngine, tmp_path):
@@ -392,6 +439,7 @@ async def test_engine_that_refuses_the_frontend_is_told_apart(engine: FakeEngine
         (connection,) = running.process.frontend.pool.connections
         await running.wait_until(lambda: connection.last_error is not None)
         assert "the model is fake-model, not another" in str(connection.last_error)
+        assert running.metric("engine_refusals_total", reason="MODEL_MISMATCH") > 0
         failure = await failure_of(running.generation.Generate(request()))
         assert failure.reason == "ENGINE_STARTING"
         assert "not another" in failure.message

@@ -8,16 +8,28 @@ from pathlib import Path
 import pytest
 
 from frontend.abort_kind import AbortKind
-from frontend.engine_client.balancer import pick
+from frontend.engine_client.balancer import PickReason
 from frontend.engine_client.connection import EngineConnection
-from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
+from frontend.engine_client.connection_state import (
+    REFUSAL_REASONS,
+    ClientIdentity,
+    ConnectionState,
+    EngineRefusedError,
+)
 from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineState, strictest
 from frontend.engine_client.outbox import NewRequest, Outbox
 from frontend.engine_client.pool import EnginePool
 from frontend.engine_client.tokenizer_store import TokenizerStore
-from frontend.engine_outputs import EngineFinish, EngineFinishReason, EngineOutput
+from frontend.engine_outputs import EngineEvent, EngineFinish, EngineFinishReason, EngineOutput
 from stepwire.engine.v1 import engine_core_pb2 as pb
-from stepwire.errors import EngineDeadError, OverloadedError, RequestFailedError, StepwireError, UnavailableError
+from stepwire.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestFailedError,
+    StepwireError,
+    UnavailableError,
+)
 
 
 def facts(engine_id: str, **changes: object) -> EngineFacts:
@@ -37,6 +49,7 @@ class Listener:
         self.outputs: list[EngineOutput] = []
         self.failed: list[tuple[list[int], StepwireError]] = []
         self.attached: list[EngineFacts] = []
+        self.picked: list[PickReason] = []
 
     async def on_attach(self, facts: EngineFacts, tokenizer_dir: Path) -> None:
         self.attached.append(facts)
@@ -49,7 +62,14 @@ class Listener:
 
     def on_change(self) -> None: ...
 
+    def on_limits(self, facts: EngineFacts) -> None: ...
+
+    def on_picked(self, reason: PickReason) -> None:
+        self.picked.append(reason)
+
     def on_engine_lost(self, engine_id: str, error: StepwireError) -> None: ...
+
+    def on_engine_refused(self, error: EngineRefusedError) -> None: ...
 
     def on_batch_gap(self, engine_id: str, num_missing: int) -> None: ...
 
@@ -172,6 +192,82 @@ async def test_refusals_that_are_told_at_once(pool: EnginePool, listener: Listen
     assert pool.num_routes == 0
 
 
+async def test_a_report_counts_what_the_engine_has_answered_and_nothing_else(pool: EnginePool):
+    first, second = pool.connections
+    second.state = ConnectionState.CONNECTING
+    handles = pool.draw_handles(3)
+    for handle in handles:
+        submit(pool, [handle])
+    assert first.candidate.num_unreported == 3
+    queued = [EngineOutput(handle, events=((EngineEvent.QUEUED, 1),)) for handle in handles[:2]]
+    await pool.on_outputs(first, queued)
+    assert first.candidate.num_unreported == 3
+    first.on_load(EngineLoad(waiting=2))
+    # The third was on its way when the engine reported.
+    assert first.candidate.num_unreported == 1
+    await pool.on_outputs(first, [finished(handles[2], EngineFinishReason.ABORTED), *queued])
+    first.on_load(EngineLoad(running=2))
+    assert first.candidate.num_unreported == 0
+
+
+async def test_what_crossed_with_the_orderly_end_of_an_engine_goes_elsewhere(pool: EnginePool, listener: Listener):
+    handles = pool.draw_handles(6)
+    for handle in handles:
+        submit(pool, [handle])
+    leaving, staying = pool.connections
+    its_own = added(leaving)
+    await pool.on_outputs(leaving, [EngineOutput(its_own[0], events=((EngineEvent.QUEUED, 1),))])
+    pool.abort([its_own[1]], AbortKind.CLIENT_CANCELLED)
+    frames(staying)
+    error = UnavailableError("the engine has shut down", reason="DRAINING")
+    leaving.state = ConnectionState.LOST
+    pool.on_lost(leaving, error)
+
+    assert listener.failed == [(its_own[:2], error)]
+    assert added(staying) == its_own[2:]
+    assert pool.engine_of(its_own[2]) == staying.facts
+    assert listener.picked == [PickReason.LOAD] * 6 + [PickReason.RETRY]
+
+
+def pin(pool: EnginePool, rank: int) -> str:
+    (handle,) = pool.draw_handles(1)
+    pool.submit([new(handle)], rank)
+    return pool.engine_of(handle).engine_id
+
+
+@pytest.fixture
+def ranks(pool: EnginePool) -> EnginePool:
+    for rank, connection in enumerate(pool.connections):
+        connection.facts = facts(connection.endpoint, data_parallel_rank=rank, data_parallel_size=3)
+    return pool
+
+
+def test_a_pinned_request_goes_to_its_rank_whatever_the_load(ranks: EnginePool, listener: Listener):
+    ranks.connections[1].on_load(EngineLoad(waiting=100))
+    assert [pin(ranks, 1), pin(ranks, 0), pin(ranks, 1)] == ["b:1", "a:1", "b:1"]
+    assert listener.picked == [PickReason.PINNED] * 3
+
+
+def test_a_rank_that_nobody_has_or_that_is_away(ranks: EnginePool):
+    with pytest.raises(InvalidRequestError, match="x-data-parallel-rank: 3"):
+        pin(ranks, 3)
+    with pytest.raises(UnavailableError, match="no engine of rank 2"):
+        pin(ranks, 2)
+    ranks.connections[1].engine_state = EngineState.STALLED
+    with pytest.raises(UnavailableError, match="b:1 is STALLED"):
+        pin(ranks, 1)
+    assert pin(ranks, 0) == "a:1"
+    assert ranks.num_routes == 1
+
+
+async def test_a_pinned_request_is_tried_nowhere_else(ranks: EnginePool, listener: Listener):
+    (handle,) = ranks.draw_handles(1)
+    ranks.submit([new(handle)], 0)
+    refusal = finished(handle, EngineFinishReason.REJECTED, OverloadedError("full"))
+    await ranks.on_outputs(ranks.connections[0], [refusal])
+    assert listener.outputs == [refusal]
+
+
 def test_loss_of_an_engine_fails_its_requests_only(pool: EnginePool, listener: Listener):
     handles = pool.draw_handles(4)
     owners = {handle: submit(pool, [handle]) for handle in handles}
@@ -214,9 +310,16 @@ def test_the_reason_is_that_of_the_engine_that_is_back_soonest(pool: EnginePool,
 
 async def test_engines_must_agree(pool: EnginePool, listener: Listener, tmp_path: Path):
     newcomer = pool.connections[1]
-    for change in ({"model": "x"}, {"tokenizer_sha256": "x"}, {"weight_version": "2"}, {"revision": "x"}):
-        with pytest.raises(EngineRefusedError, match="must agree"):
+    for change, reason in (
+        ({"model": "x"}, "MODEL_MISMATCH"),
+        ({"revision": "x"}, "MODEL_MISMATCH"),
+        ({"tokenizer_sha256": "x"}, "TOKENIZER_MISMATCH"),
+        ({"weight_version": "2"}, "WEIGHTS_MISMATCH"),
+    ):
+        with pytest.raises(EngineRefusedError, match="must agree") as caught:
             await pool.on_attach(newcomer, facts("b", **change), tmp_path)
+        assert caught.value.reason == reason
+        assert reason in REFUSAL_REASONS
     await pool.on_attach(newcomer, facts("b", max_model_len=60, kv_cache_tokens=5000), tmp_path)
     assert (listener.attached[0].max_model_len, listener.attached[0].kv_cache_tokens) == (60, 1000)
 
@@ -248,6 +351,10 @@ def test_an_engine_is_attached_once_whatever_its_addresses(pool: EnginePool):
     pool.on_found(first, found)
     with pytest.raises(EngineRefusedError, match="attached at a:1 already"):
         pool.on_found(second, found)
+    # The id is what operators, metrics and answers name it by, so that two may not share it.
+    with pytest.raises(EngineRefusedError, match="both call themselves same"):
+        pool.on_found(second, facts("same", boot_id="another one"))
+    first.boot = None
     pool.on_found(second, facts("same", boot_id="another life"))
 
 
@@ -256,13 +363,6 @@ def test_fingerprint_is_that_of_what_decides_the_numbers():
     assert len({one.fingerprint for one in same}) == 1
     for change in ({"dtype": "bfloat16"}, {"version": "2"}, {"model": "x"}, {"weight_version": "2"}, {"revision": "x"}):
         assert facts("a", **change).fingerprint != same[0].fingerprint
-
-
-def test_pick_takes_the_lowest_and_takes_turns():
-    assert pick([3, 1, 2], turn=0) == 1
-    assert [pick([1, 1, 1], turn) for turn in range(4)] == [0, 1, 2, 0]
-    with pytest.raises(ValueError):
-        pick([], 0)
 
 
 def test_a_kind_of_constraint_is_offered_only_when_every_engine_has_it():

@@ -7,7 +7,7 @@ import pytest
 from fakes.fake_logprobs import fake_rows
 from frontend.abort_kind import AbortKind
 from frontend.engine_client import wire
-from frontend.engine_client.engine_facts import EngineState, strictest
+from frontend.engine_client.engine_facts import EngineLoad, EngineState, strictest
 from frontend.engine_outputs import EngineEvent, EngineFinishReason
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.errors import InvalidRequestError, OverloadedError, RequestFailedError, UnavailableError
@@ -114,3 +114,8 @@ def test_states_and_abort_reasons_cover_the_wire():
     assert wire.to_state(1234) is EngineState.UNSPECIFIED
     reasons = {wire.to_abort_reason(kind) for kind in AbortKind}
     assert reasons == set(pb.AbortReason.values()) - {pb.ABORT_REASON_UNSPECIFIED}
+
+
+def test_load_counts_this_frontend_also_when_the_engine_does_not_count():
+    assert wire.to_load(pb.SchedulerStats(running=1, waiting=2, frontends=3)) == EngineLoad(1, 2, 3)
+    assert wire.to_load(pb.SchedulerStats(running=1, waiting=2)) == EngineLoad(1, 2, 1)

@@ -39,6 +39,8 @@ def test_settings_are_frozen():
         (["--engine-endpoints", "a:1,a:1"], "listed twice"),
         (["--engine-endpoints", "host"], "'host' is neither"),
         (["--engine-endpoints", "host:99999"], "'host:99999' is neither"),
+        (["--engine-endpoints", "dns:///name"], "'dns:///name' is neither"),
+        (["--engine-endpoints", "dns:///name:0"], "'dns:///name:0' is neither"),
         (["--tokenizer", "/no/such/place"], "/no/such/place is not a directory"),
     ],
 )
@@ -77,8 +79,15 @@ def test_every_setting_is_described_and_in_help(cls: type[Settings], capsys: pyt
 
 
 def test_endpoints_are_split():
-    settings = load("--engine-endpoints", "a:1, unix:/run/x.sock,[::1]:5")
-    assert settings.endpoints == ["a:1", "unix:/run/x.sock", "[::1]:5"]
+    settings = load("--engine-endpoints", "a:1, unix:/run/x.sock,[::1]:5,dns:///engines:5")
+    assert settings.endpoints == ["a:1", "unix:/run/x.sock", "[::1]:5", "dns:///engines:5"]
+
+
+def test_a_rank_is_below_the_number_of_ranks(capsys: pytest.CaptureFixture[str]):
+    assert EngineSettings.from_command_line(["--data-parallel-rank", "1", "--data-parallel-size", "2"])
+    with pytest.raises(SystemExit):
+        EngineSettings.from_command_line(["--data-parallel-rank", "2", "--data-parallel-size", "2"])
+    assert "--data-parallel-rank (2) must be below --data-parallel-size (2)" in capsys.readouterr().err
 
 
 def test_cache_directory_is_absolute_by_default():

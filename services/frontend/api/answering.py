@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc.aio
 
+from frontend.engine_client.pool import RANK_FIELD
 from frontend.generation import ClientGoneError
 from stepwire.errors import InvalidRequestError, RequestFailedError, StepwireError
 from stepwire.grpc_errors import abort_with
@@ -28,6 +29,7 @@ Answer = TypeVar("Answer")
 Rpc = Callable[[Servicer, Request, Context], Awaitable[Answer]]
 
 MAX_REQUEST_ID_CHARS = 256
+MAX_RANK_DIGITS = 6
 # A status is written in microseconds, or waits behind output that nobody reads.
 STATUS_TIMEOUT_S = 1.0
 
@@ -78,6 +80,16 @@ def request_id_of(field: str, context: Context) -> str:
             "request_id", f"at most {MAX_REQUEST_ID_CHARS} printable ASCII characters are allowed"
         )
     return request_id
+
+
+def rank_of(context: Context) -> int | None:
+    """The rank of the engine that the caller wants; None = any."""
+    value = _metadata(context, RANK_FIELD)
+    if not value:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) <= MAX_RANK_DIGITS):
+        raise InvalidRequestError.of_field(RANK_FIELD, f"{value[:MAX_RANK_DIGITS]!r} is not the number of a rank")
+    return int(value)
 
 
 def _metadata(context: Context, key: str) -> str:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import grpc.aio
 
-from frontend.api.answering import Context, answers_errors, caller_of, request_id_of
+from frontend.api.answering import Context, answers_errors, caller_of, rank_of, request_id_of
 from frontend.api.generation_messages import UnaryAnswer, to_message
 from frontend.api.logprobs_messages import MAX_ENTRIES_ON_LOOP, num_entries
 from frontend.generation import ClientGoneError, Generation
@@ -62,7 +62,7 @@ async def _submit(generation: Generation, request: pb.GenerateRequest, context: 
     processed = await generation.model.input_processor.process(
         request, request_id=generation.request_id, deadline_in_s=context.time_remaining()
     )
-    generation.submit(processed)
+    generation.submit(processed, rank_of(context))
     return processed
 
 

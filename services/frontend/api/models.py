@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from frontend.api.answering import Context, answers_errors
+from frontend.engine_client.availability import describe_state
 from frontend.engine_client.connection import EngineConnection
 from frontend.input_processor.sampling import MAX_N
 from frontend.llm_frontend import LLMFrontend
@@ -71,6 +72,8 @@ def _engine(connection: EngineConnection) -> pb.GetServerInfoResponse.EngineInfo
         requests_running=load.running,
         requests_waiting=load.waiting,
     )
+    if not connection.is_available:
+        info.detail = describe_state(connection)
     if facts is not None:
         info.kv_cache_tokens = facts.kv_cache_tokens
         info.block_size = facts.block_size

@@ -16,16 +16,22 @@ _REASONS = ("ENGINE_STARTING", "DRAINING", "ENGINE_DEAD")
 
 def why_unavailable(connections: Sequence[EngineConnection]) -> UnavailableError:
     """The error for a request that no engine can take."""
+    if not connections:
+        text = "no engine can serve now: nothing is known behind --engine-endpoints"
+        return UnavailableError(text, retry_after_ms=RETRY_AFTER_MS)
     by_reason = {_reason(connection): connection for connection in connections}
     reason = next(reason for reason in _REASONS if reason in by_reason)
     return UnavailableError(
-        f"no engine can serve now: {_describe_state(by_reason[reason])}",
+        f"no engine can serve now: {describe_state(by_reason[reason])}",
         reason=reason,
         retry_after_ms=RETRY_AFTER_MS,
     )
 
 
-def _describe_state(connection: EngineConnection) -> str:
+def describe_state(connection: EngineConnection) -> str:
+    """Why this one takes no requests."""
+    if connection.is_leaving:
+        return f"engine {connection.engine_id} is no longer listed"
     if connection.state is ConnectionState.READY:
         return f"engine {connection.engine_id} is {connection.engine_state.name}"
     detail = f": {connection.last_error.message}" if connection.last_error else ""
@@ -33,7 +39,7 @@ def _describe_state(connection: EngineConnection) -> str:
 
 
 def _reason(connection: EngineConnection) -> str:
-    if connection.state is ConnectionState.DRAINING:
+    if connection.is_leaving or connection.state is ConnectionState.DRAINING:
         return "DRAINING"
     is_loading = connection.engine_state in (EngineState.STARTING, EngineState.WARMING_UP)
     if connection.facts is None or connection.last_error is None or is_loading:

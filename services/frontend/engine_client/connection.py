@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from frontend.engine_client.balancer import score
+from frontend.engine_client.balancer import Candidate
 from frontend.engine_client.connection_state import (
     ClientIdentity,
     ConnectionState,
@@ -36,6 +36,7 @@ from stepwire import __version__, grpc_options
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.engine.v1 import engine_core_pb2_grpc as pb_grpc
 from stepwire.errors import EngineDeadError, StepwireError, UnavailableError
+from stepwire.grpc_errors import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,9 @@ class ConnectionListener(Protocol):
     async def on_outputs(self, connection: EngineConnection, outputs: list[EngineOutput]) -> None: ...
 
     def on_lost(self, connection: EngineConnection, error: StepwireError) -> None: ...
+
+    def on_refused(self, error: EngineRefusedError) -> None:
+        """The engine does not fit; said at each try."""
 
     def on_state(self, connection: EngineConnection) -> None: ...
 
@@ -89,13 +93,16 @@ class EngineConnection:
         self.load = EngineLoad()
         # Why the engine is not attached now.
         self.last_error: StepwireError | None = None
+        # Its address is no longer wanted: it is closed when what it runs has ended.
+        self.is_leaving = False
         self._identity = identity
         self._tokenizers = tokenizers
         self._listener = listener
         self._ready_timeout_s = ready_timeout_s
         self._session: EngineSession | None = None
         self._utility_calls = UtilityCalls()
-        self._num_local_adds = 0
+        self._num_unanswered = 0
+        self._num_unreported = 0
         self._backoff_s = MIN_BACKOFF_S
         self._waiting_for = ""
 
@@ -107,7 +114,7 @@ class EngineConnection:
     @property
     def is_available(self) -> bool:
         """Whether new requests may go there now."""
-        return self.state is ConnectionState.READY and self.engine_state.is_serving
+        return self.state is ConnectionState.READY and self.engine_state.is_serving and not self.is_leaving
 
     @property
     def is_attached(self) -> bool:
@@ -115,9 +122,9 @@ class EngineConnection:
         return self._session is not None
 
     @property
-    def score(self) -> int:
-        """Load for picking; lower is better."""
-        return score(self.load, self._num_local_adds)
+    def candidate(self) -> Candidate:
+        """What a balancer needs to know."""
+        return Candidate(self.load, self._num_unreported)
 
     def start(self) -> None:
         """Begin to connect."""
@@ -130,8 +137,21 @@ class EngineConnection:
         """Queue a request; it is written in the next turn of the loop, together with the others of this one."""
         if self._session is None:
             raise UnavailableError("the engine is not attached")
-        self._num_local_adds += 1
+        self._num_unanswered += 1
+        self._num_unreported += 1
         self._session.outbox.add(request)
+
+    def note_answered(self) -> None:
+        """The engine has said the first word about a request; the next stats count it."""
+        self._num_unanswered -= 1
+
+    def set_leaving(self, is_leaving: bool) -> None:
+        """Whether its address is wanted no more."""
+        if is_leaving is not self.is_leaving:
+            self.is_leaving = is_leaving
+            what = "is no longer listed: no new requests" if is_leaving else "is listed again"
+            logger.info("the address %s of engine %s %s", self.endpoint, self.engine_id, what)
+            self._listener.on_state(self)
 
     def abort(self, handles: Sequence[int], reason: pb.AbortReason.ValueType) -> None:
         """Queue an abort; nothing happens when the engine is gone, and the requests with it."""
@@ -147,7 +167,7 @@ class EngineConnection:
     async def close(self, reason: str, *, abort_running: bool) -> None:
         """Say Goodbye, read what is still coming for a short while, and let go."""
         self._set_state(ConnectionState.CLOSED)
-        self._utility_calls.fail_all(UnavailableError("the frontend is shutting down", reason="DRAINING"))
+        self._utility_calls.fail_all(UnavailableError("the frontend lets go of the engine", reason="DRAINING"))
         if self._session is not None:
             self._session.say_goodbye(reason, abort_running=abort_running)
             await asyncio.wait({self._task}, timeout=GOODBYE_TIMEOUT_S)
@@ -248,7 +268,8 @@ class EngineConnection:
         self.load = EngineLoad()
         self.last_error = None
         self.engine_state = facts.state
-        self._num_local_adds = 0
+        self._num_unanswered = 0
+        self._num_unreported = 0
         self._session = session
         self._backoff_s = MIN_BACKOFF_S
         self._waiting_for = ""
@@ -257,7 +278,8 @@ class EngineConnection:
 
     def _refusal(self, error: grpc.aio.AioRpcError) -> StepwireError:
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-            return EngineRefusedError(f"engine {self.endpoint} refuses this frontend: {error.details()}")
+            text = f"engine {self.endpoint} refuses this frontend: {error.details()}"
+            return EngineRefusedError(text, reason=reason_of(error) or None)
         return UnavailableError(f"engine {self.endpoint} does not answer: {error.code().name}: {error.details()}")
 
     def _lose(self, error: StepwireError) -> None:
@@ -265,6 +287,7 @@ class EngineConnection:
         error = copy.copy(error)
         if isinstance(error, EngineRefusedError):
             self._backoff_s = MAX_BACKOFF_S
+            self._listener.on_refused(error)
         if str(error) != str(self.last_error):
             logger.warning("engine %s: %s", self.engine_id, error)
         was_attached = self.state in (ConnectionState.READY, ConnectionState.DRAINING)
@@ -294,7 +317,8 @@ class EngineConnection:
 
     def on_load(self, load: EngineLoad) -> None:
         self.load = load
-        self._num_local_adds = 0
+        # What the engine has not answered yet came after this snapshot.
+        self._num_unreported = self._num_unanswered
 
     def on_engine_state(self, state: EngineState) -> None:
         if state is self.engine_state:

@@ -18,6 +18,16 @@ class ConnectionState(enum.Enum):
     CLOSED = "closed"
 
 
+REFUSAL_REASONS = (
+    "MODEL_MISMATCH",
+    "TOKENIZER_MISMATCH",
+    "TOKENIZER_UNUSABLE",
+    "WEIGHTS_MISMATCH",
+    "PROTOCOL_VERSION",
+    "ENGINE_ID_TAKEN",
+)
+
+
 class EngineRefusedError(StepwireError):
     """This engine must not serve here: another model, tokenizer or protocol. Asked again later, without hurry."""
 

@@ -54,6 +54,9 @@ class EngineFacts:
     state: EngineState
     # Kinds of constraints it can enforce.
     structured_output_kinds: tuple[str, ...] = ()
+    # Its place among its replicas, by which callers may pin a request.
+    data_parallel_rank: int = 0
+    data_parallel_size: int = 1
 
     @property
     def boot(self) -> tuple[str, str]:
@@ -93,3 +96,5 @@ class EngineLoad:
 
     running: int = 0
     waiting: int = 0
+    # Frontends that send it requests, this one included.
+    num_frontends: int = 1

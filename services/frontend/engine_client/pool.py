@@ -1,5 +1,7 @@
 """All engines of this frontend: draws handles, picks an engine for each request, and knows which handle runs where.
 
+`discovery` and `members` know which engines there are, `attach_check` whether one fits, `balancer` which is best.
+
 Owner: the event loop. A handle is drawn once and never again in the life of the process, so that it is unique in the
 session of every engine. Its route lives from submit to the engine's Finish, or to the loss of the engine.
 """
@@ -9,25 +11,32 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from frontend.abort_kind import AbortKind
+from frontend.engine_client.attach_check import check_agreement, check_identity
 from frontend.engine_client.availability import why_unavailable
-from frontend.engine_client.balancer import pick
+from frontend.engine_client.balancer import Balancer, LeastLoaded, PickReason
 from frontend.engine_client.connection import EngineConnection
 from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
+from frontend.engine_client.discovery import Discovery
 from frontend.engine_client.engine_facts import EngineFacts, strictest
+from frontend.engine_client.members import Members
 from frontend.engine_client.outbox import NewRequest
 from frontend.engine_client.tokenizer_store import TokenizerStore
 from frontend.engine_client.wire import to_abort_reason
 from frontend.engine_outputs import EngineFinishReason, EngineOutput
-from stepwire.errors import StepwireError, UnavailableError
+from frontend.retry_advice import RETRY_AFTER_MS
+from stepwire.errors import EngineDeadError, InvalidRequestError, StepwireError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
+# Metadata by which a caller pins a request to a rank.
+RANK_FIELD = "x-data-parallel-rank"
 # Refusals that another engine may not repeat.
 _REROUTED_REASONS = frozenset({"QUEUE_FULL", "DRAINING"})
 
@@ -45,7 +54,14 @@ class PoolListener(Protocol):
     def on_change(self) -> None:
         """Engines came or went."""
 
+    def on_limits(self, facts: EngineFacts) -> None:
+        """The strictest limits of the engines that are left."""
+
+    def on_picked(self, reason: PickReason) -> None: ...
+
     def on_engine_lost(self, engine_id: str, error: StepwireError) -> None: ...
+
+    def on_engine_refused(self, error: EngineRefusedError) -> None: ...
 
     def on_batch_gap(self, engine_id: str, num_missing: int) -> None: ...
 
@@ -54,8 +70,10 @@ class PoolListener(Protocol):
 class _Route:
     connection: EngineConnection
     request: NewRequest
-    is_second_try: bool = False
-    is_aborted: bool = False
+    # Whether another engine may get it when this one does not take it.
+    may_move: bool
+    # The engine has said something about it.
+    is_answered: bool = False
 
 
 class EnginePool:
@@ -70,26 +88,32 @@ class EnginePool:
         *,
         ready_timeout_s: float,
     ) -> None:
-        self.connections = [
-            EngineConnection(endpoint, identity, tokenizers, self, ready_timeout_s=ready_timeout_s)
-            for endpoint in endpoints
-        ]
+        def connect(address: str) -> EngineConnection:
+            return EngineConnection(address, identity, tokenizers, self, ready_timeout_s=ready_timeout_s)
+
         self._listener = listener
         self._handles = itertools.count(1)
         self._routes: dict[int, _Route] = {}
-        self._turn = 0
         self._attaching = asyncio.Lock()
+        # Frontends that start together should not all begin with the same engine.
+        self._balancer: Balancer = LeastLoaded(zlib.crc32(identity.session_id.encode()))
+        self._discovery = Discovery(endpoints, lambda addresses: self._members.update(addresses))
+        self._members = Members(self._discovery.listed, connect, self._is_busy, self._on_gone)
 
     def start(self) -> None:
-        """Begin to connect to all engines."""
-        for connection in self.connections:
-            connection.start()
+        """Begin to look for engines and to connect to them."""
+        self._members.start()
+        self._discovery.start()
 
     async def close(self, reason: str, *, abort_running: bool = True) -> None:
         """Say Goodbye to all engines; requests still running must have been failed before."""
-        await asyncio.gather(
-            *(connection.close(reason, abort_running=abort_running) for connection in self.connections)
-        )
+        self._discovery.close()
+        await self._members.close(reason, abort_running=abort_running)
+
+    @property
+    def connections(self) -> list[EngineConnection]:
+        """To every engine that is known, whatever its state."""
+        return self._members.connections
 
     @property
     def num_routes(self) -> int:
@@ -105,14 +129,18 @@ class EnginePool:
         """New handles."""
         return list(itertools.islice(self._handles, num))
 
-    def submit(self, requests: Sequence[NewRequest]) -> None:
-        """Send one request, all its choices to one engine. Raises UnavailableError.
+    def submit(self, requests: Sequence[NewRequest], rank: int | None = None) -> None:
+        """Send one request, all its choices to one engine; to one of this rank if the caller has named it.
 
-        No await: whoever is to receive the outputs may register before or after, in the same turn of the loop.
+        Raises UnavailableError, and InvalidRequestError for a rank that no engine can have. No await: whoever is to
+        receive the outputs may register before or after, in the same turn of the loop.
         """
-        connection = self._pick()
+        if rank is None:
+            connection = self._pick(self.connections, PickReason.LOAD)
+        else:
+            connection = self._pick(self._of_rank(rank), PickReason.PINNED)
         for request in requests:
-            self._routes[request.handle] = _Route(connection, request)
+            self._routes[request.handle] = _Route(connection, request, may_move=rank is None)
             connection.submit(request)
 
     def abort(self, handles: Sequence[int], kind: AbortKind) -> None:
@@ -121,7 +149,7 @@ class EnginePool:
         for handle in handles:
             route = self._routes.get(handle)
             if route is not None:
-                route.is_aborted = True
+                route.may_move = False
                 by_connection.setdefault(route.connection, []).append(handle)
         for connection, its_handles in by_connection.items():
             connection.abort(its_handles, to_abort_reason(kind))
@@ -131,14 +159,24 @@ class EnginePool:
         route = self._routes.get(handle)
         return route.connection.facts if route else None
 
-    def _pick(self, exclude: EngineConnection | None = None) -> EngineConnection:
-        candidates = [
-            connection for connection in self.connections if connection.is_available and connection is not exclude
-        ]
-        if not candidates:
-            raise self.unavailable_error()
-        self._turn += 1
-        return candidates[pick([candidate.score for candidate in candidates], self._turn)]
+    def _pick(self, among: Sequence[EngineConnection], reason: PickReason) -> EngineConnection:
+        available = [connection for connection in among if connection.is_available]
+        if not available:
+            raise why_unavailable(among)
+        self._listener.on_picked(reason)
+        return available[self._balancer.pick([connection.candidate for connection in available])]
+
+    def _of_rank(self, rank: int) -> list[EngineConnection]:
+        known = [(connection, connection.facts) for connection in self.connections if connection.facts is not None]
+        if rank >= max((facts.data_parallel_size for _, facts in known), default=rank + 1):
+            raise InvalidRequestError.of_field(RANK_FIELD, f"{rank} is not below the number of ranks of the engines")
+        matching = [connection for connection, facts in known if facts.data_parallel_rank == rank]
+        if not matching:
+            raise UnavailableError(f"no engine of rank {rank} is attached", retry_after_ms=RETRY_AFTER_MS)
+        return matching
+
+    def _is_busy(self, connection: EngineConnection) -> bool:
+        return any(route.connection is connection for route in self._routes.values())
 
     def unavailable_error(self) -> UnavailableError:
         """Why no engine takes requests, as the caller is told."""
@@ -147,11 +185,8 @@ class EnginePool:
     # What the connections report.
 
     def on_found(self, connection: EngineConnection, facts: EngineFacts) -> None:
-        for peer in self.connections:
-            if peer is not connection and peer.boot == facts.boot:
-                raise EngineRefusedError(
-                    f"{connection.endpoint} is engine {facts.engine_id}, which is attached at {peer.endpoint} already"
-                )
+        peers = [(peer.endpoint, peer.boot) for peer in self.connections if peer is not connection]
+        check_identity(connection.endpoint, facts, [(endpoint, boot) for endpoint, boot in peers if boot is not None])
 
     async def on_attach(self, connection: EngineConnection, facts: EngineFacts, tokenizer_dir: Path) -> None:
         # One at a time, or two different engines that come at once would not see each other.
@@ -162,25 +197,33 @@ class EnginePool:
             ready = [known for peer, known in others.items() if peer.state is ConnectionState.READY]
             # A draining engine's requests need the model that is loaded here now; when they have ended it may differ.
             busy = {route.connection for route in self._routes.values()}
-            for known in (*ready, *(known for peer, known in others.items() if peer in busy)):
-                if known.identity != facts.identity:
-                    raise EngineRefusedError(
-                        f"engine {connection.endpoint} serves {_describe(facts)}, but engine {known.engine_id} serves "
-                        f"{_describe(known)}; the engines of one frontend must agree"
-                    )
+            check_agreement(
+                connection.endpoint, facts, [*ready, *(known for peer, known in others.items() if peer in busy)]
+            )
             await self._listener.on_attach(strictest(facts, ready), tokenizer_dir)
 
     async def on_outputs(self, connection: EngineConnection, outputs: list[EngineOutput]) -> None:
         await self._listener.on_outputs([output for output in outputs if not self._settle(output)])
+        self._members.let_go()
 
     def on_lost(self, connection: EngineConnection, error: StepwireError) -> None:
-        lost = [handle for handle, route in self._routes.items() if route.connection is connection]
-        for handle in lost:
+        routes = {handle: route for handle, route in self._routes.items() if route.connection is connection}
+        for handle in routes:
             del self._routes[handle]
         self._listener.on_engine_lost(connection.engine_id, error)
+        lost = [handle for handle, route in routes.items() if not self._rescue(handle, route, error)]
         if lost:
             logger.warning("engine %s took %d requests with it", connection.engine_id, len(lost))
             self._listener.on_failed(lost, error)
+        self._members.let_go()
+
+    def _rescue(self, handle: int, route: _Route, error: StepwireError) -> bool:
+        """A request that crossed with the orderly end of its engine: unanswered means never begun."""
+        is_death = isinstance(error, EngineDeadError)
+        return not is_death and not route.is_answered and route.may_move and self._reroute(handle, route)
+
+    def on_refused(self, error: EngineRefusedError) -> None:
+        self._listener.on_engine_refused(error)
 
     def on_state(self, connection: EngineConnection) -> None:
         self._listener.on_change()
@@ -190,26 +233,36 @@ class EnginePool:
 
     def _settle(self, output: EngineOutput) -> bool:
         """Drop the route of a finished request; True when it goes to another engine and nobody must hear of it."""
+        if output.finish is None and not output.events:
+            return False
+        route = self._routes.get(output.handle)
+        if route is None:
+            return False
+        if not route.is_answered:
+            route.is_answered = True
+            route.connection.note_answered()
         if output.finish is None:
             return False
-        route = self._routes.pop(output.handle, None)
-        if route is None or route.is_aborted or route.is_second_try:
-            return False
+        del self._routes[output.handle]
         error = output.finish.error
-        if output.finish.reason is not EngineFinishReason.REJECTED or error is None:
+        if not route.may_move or output.finish.reason is not EngineFinishReason.REJECTED or error is None:
             return False
         return error.reason in _REROUTED_REASONS and self._reroute(output.handle, route)
 
     def _reroute(self, handle: int, route: _Route) -> bool:
+        """Once: the caller hears of a second refusal."""
+        others = [connection for connection in self.connections if connection is not route.connection]
         try:
-            other = self._pick(exclude=route.connection)
+            other = self._pick(others, PickReason.RETRY)
         except UnavailableError:
             return False
-        logger.debug("engine %s refused a request, %s gets it", route.connection.engine_id, other.engine_id)
-        self._routes[handle] = _Route(other, route.request, is_second_try=True)
+        logger.debug("engine %s does not take a request, %s gets it", route.connection.engine_id, other.engine_id)
+        self._routes[handle] = _Route(other, route.request, may_move=False)
         other.submit(route.request)
         return True
 
-
-def _describe(facts: EngineFacts) -> str:
-    return f"{facts.model} (revision {facts.revision or 'unknown'}, tokenizer {facts.tokenizer_sha256[:12]})"
+    def _on_gone(self) -> None:
+        ready = [one.facts for one in self.connections if one.facts and one.state is ConnectionState.READY]
+        if ready:
+            self._listener.on_limits(strictest(ready[0], ready[1:]))
+        self._listener.on_change()

@@ -143,12 +143,13 @@ class EngineSession:
         self._last_batch_seq = batch.batch_seq
         if missing:
             self._listener.on_batch_gap(missing)
-        if batch.HasField("stats"):
-            self._listener.on_load(to_load(batch.stats))
-            self._report_state(to_state(batch.stats.state))
         outputs = to_outputs(batch)
         if outputs:
             await self._listener.on_outputs(outputs)
+        # After the outputs: the snapshot counts the requests that they say are queued.
+        if batch.HasField("stats"):
+            self._listener.on_load(to_load(batch.stats))
+            self._report_state(to_state(batch.stats.state))
 
     def _report_state(self, state: EngineState) -> None:
         if self._is_draining:

@@ -82,6 +82,8 @@ def to_facts(ready: pb.Ready) -> EngineFacts:
         ping_timeout_s=ready.ping_timeout_ms / 1000,
         state=to_state(ready.state),
         structured_output_kinds=tuple(ready.structured_output_kinds),
+        data_parallel_rank=ready.data_parallel_rank,
+        data_parallel_size=max(1, ready.data_parallel_size),
     )
 
 
@@ -95,7 +97,7 @@ def to_state(value: int) -> EngineState:
 
 def to_load(stats: pb.SchedulerStats) -> EngineLoad:
     """The load of a stats snapshot."""
-    return EngineLoad(running=stats.running, waiting=stats.waiting)
+    return EngineLoad(running=stats.running, waiting=stats.waiting, num_frontends=max(1, stats.frontends))
 
 
 def to_outputs(batch: pb.EngineCoreOutputs) -> list[EngineOutput]:

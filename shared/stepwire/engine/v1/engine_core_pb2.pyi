@@ -1405,6 +1405,7 @@ class SchedulerStats(_message.Message):
     LAST_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     OLDEST_WAITING_MS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    FRONTENDS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     waiting_deferred: _builtins.int
@@ -1430,6 +1431,8 @@ class SchedulerStats(_message.Message):
     last_step_tokens: _builtins.int
     oldest_waiting_ms: _builtins.int
     state: _common_pb2.EngineState.ValueType
+    frontends: _builtins.int
+    """Sessions that are open. All of them see this snapshot, and each must expect the others to act on it as well."""
     def __init__(
         self,
         *,
@@ -1452,10 +1455,11 @@ class SchedulerStats(_message.Message):
         last_step_tokens: _builtins.int = ...,
         oldest_waiting_ms: _builtins.int = ...,
         state: _common_pb2.EngineState.ValueType = ...,
+        frontends: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation_tokens", b"generation_tokens", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "last_step_tokens", b"last_step_tokens", "last_step_us", b"last_step_us", "oldest_waiting_ms", b"oldest_waiting_ms", "preempted_hit_tokens", b"preempted_hit_tokens", "preempted_query_tokens", b"preempted_query_tokens", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "prompt_tokens", b"prompt_tokens", "running", b"running", "state", b"state", "steps", b"steps", "waiting", b"waiting", "waiting_deferred", b"waiting_deferred", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontends", b"frontends", "generation_tokens", b"generation_tokens", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "last_step_tokens", b"last_step_tokens", "last_step_us", b"last_step_us", "oldest_waiting_ms", b"oldest_waiting_ms", "preempted_hit_tokens", b"preempted_hit_tokens", "preempted_query_tokens", b"preempted_query_tokens", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "prompt_tokens", b"prompt_tokens", "running", b"running", "state", b"state", "steps", b"steps", "waiting", b"waiting", "waiting_deferred", b"waiting_deferred", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
