@@ -1,13 +1,16 @@
 """How long the step loop takes around the model: scheduling, KV cache, stop checks, routing of outputs.
 
 The busy loop runs with an executor that answers at once; reported is the time between the end of one call of the
-executor and the start of the next. Single-threaded: nothing is sent, nothing is decoded.
+executor and the start of the next, for running requests that decode, and for others that wait for a place beside them.
+Single-threaded: nothing is sent, nothing is decoded.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from rich.console import Console
@@ -25,7 +28,9 @@ from engine_core.startup import LoadedModel, Progress, start_engine
 from engine_core.step_progress import StepProgress
 from engine_core.structured_output.bitmask import GrammarBitmask
 
-BATCH_SIZES = (1, 8, 32, 128, 256)
+BATCH_SIZES = (1, 8, 64, 128, 256)
+# Beside the largest batch.
+NUM_WAITING = (0, 100, 1000, 10_000)
 NUM_PROMPT_TOKENS = 8
 NUM_OUTPUT_TOKENS = 512
 SESSION = "bench"
@@ -38,6 +43,7 @@ class InstantExecutor:
 
     def __init__(self) -> None:
         self.gaps_s: list[float] = []
+        self.num_steps = 0
         self._answered: float | None = None
         self._output = ModelRunnerOutput([], [])
 
@@ -61,6 +67,7 @@ class InstantExecutor:
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         if self._answered is not None:
             self.gaps_s.append(time.perf_counter() - self._answered)
+        self.num_steps += 1
         keys = list(scheduler_output.num_scheduled_tokens)
         # Every prompt fits one step, so every scheduled request samples.
         self._output = ModelRunnerOutput(keys, [[TOKEN] for _ in keys])
@@ -78,30 +85,36 @@ class InstantExecutor:
         pass
 
 
-def measure(batch_size: int) -> list[float]:
-    """Gaps of all steps in which `batch_size` requests decode."""
+def measure(batch_size: int, num_waiting: int = 0) -> list[float]:
+    """Gaps of all steps in which `batch_size` requests decode while `num_waiting` others wait."""
     executor = InstantExecutor()
-    proc = _make_proc(executor)
-    for handle in range(batch_size):
+
+    def clock() -> float:
+        # The drain is over when the running requests have one token to go.
+        return time.monotonic() if executor.num_steps < NUM_OUTPUT_TOKENS - 1 else math.inf
+
+    proc = _make_proc(executor, batch_size, clock)
+    for handle in range(batch_size + num_waiting):
         request = _request(handle)
         proc.core.preprocess_add_request(request)
         proc.core.add_request(request)
-    # A drain ends the loop by itself once every request has its tokens.
     proc.request_shutdown(drain_timeout_s=3600.0, reason="bench")
     proc.run_busy_loop()
-    # The first gap follows the prefill; the last two belong to the end.
-    return executor.gaps_s[1:-2]
+    # The first gap follows the prefill.
+    return executor.gaps_s[1:]
 
 
-def _make_proc(executor: InstantExecutor) -> EngineCoreProc:
+def _make_proc(executor: InstantExecutor, batch_size: int, clock: Callable[[], float]) -> EngineCoreProc:
     def load(settings: EngineSettings, failure_callback: FailureCallback, progress: Progress) -> LoadedModel:
         return LoadedModel(executor, ServedModel("instant", "", ""), b"")
 
-    settings = EngineSettings(max_num_seqs=max(BATCH_SIZES), max_num_batched_tokens=8192)
+    settings = EngineSettings(
+        max_num_seqs=batch_size, max_num_batched_tokens=8192, max_queued_requests=batch_size + max(NUM_WAITING)
+    )
     lifecycle, output_queue = EngineLifecycle(), OutputQueue(time.monotonic)
     output_queue.attach(SESSION)
-    core = start_engine(settings, load, lambda error: None, lambda: None, time.monotonic).core
-    return EngineCoreProc(core, output_queue, lifecycle, StepProgress(time.monotonic), time.monotonic)
+    core = start_engine(settings, load, lambda error: None, lambda: None, clock).core
+    return EngineCoreProc(core, output_queue, lifecycle, StepProgress(time.monotonic), clock)
 
 
 def _request(handle: int) -> Request:
@@ -116,13 +129,18 @@ def _request(handle: int) -> Request:
 
 
 def main() -> None:
-    """Measure every batch size and print one line for each."""
-    table = Table("requests", "steps", "median µs a step", "p99 µs a step", "median µs a token", title="Step overhead")
-    for batch_size in BATCH_SIZES:
-        gaps = measure(batch_size)
+    """Measure every batch size, then the largest one beside more and more waiting requests; one line for each."""
+    table = Table(
+        "running", "waiting", "steps", "median µs a step", "p99 µs a step", "median µs a token", title="Step overhead"
+    )
+    loads = [(batch_size, 0) for batch_size in BATCH_SIZES]
+    loads += [(max(BATCH_SIZES), num_waiting) for num_waiting in NUM_WAITING if num_waiting]
+    for batch_size, num_waiting in loads:
+        gaps = measure(batch_size, num_waiting)
         median = statistics.median(gaps) * 1e6
         p99 = statistics.quantiles(gaps, n=100)[98] * 1e6
-        table.add_row(str(batch_size), str(len(gaps)), f"{median:.0f}", f"{p99:.0f}", f"{median / batch_size:.2f}")
+        figures = (f"{median:.0f}", f"{p99:.0f}", f"{median / batch_size:.2f}")
+        table.add_row(str(batch_size), str(num_waiting), str(len(gaps)), *figures)
     Console().print(table)
 
 
