@@ -29,6 +29,7 @@ class World:
         self.proc.progress = StepProgress(lambda: self.now)
         self.proc.output_queue = OutputQueue(lambda: self.now)
         self.proc.shutdown_deadline = None
+        self.proc.kv_event_feed = None
         self.sessions = Sessions(lambda: self.now)
         self.on_alive, self.on_hung = Mock(), Mock()
         self.monitor = Monitor(
