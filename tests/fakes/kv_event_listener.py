@@ -1,4 +1,4 @@
-"""Rebuilds what the prefix cache holds from its events alone, as a prefix-aware router would, and checks each of them."""
+"""Rebuilds what the prefix cache holds from its events alone, as a prefix-aware router would, and checks them."""
 
 from __future__ import annotations
 
