@@ -61,6 +61,18 @@ def test_a_reset_is_published_by_its_operation() -> None:
     assert publishing.batches() == [[AllBlocksCleared()]]
 
 
+def test_an_operation_of_a_busy_engine_is_published_before_the_next_step() -> None:
+    publishing = PublishingEngine(block_size=4)
+    publishing.engine.add(1, num_prompt=9, max_tokens=50)
+    publishing.engine.turn()
+    publishing.batches()
+    publishing.engine.send(op.ResetPrefixCache(reset_running_requests=True))
+    publishing.engine.turn()
+    cleared, computed_again = publishing.batches()
+    assert cleared == [AllBlocksCleared()]
+    assert stored_counts([computed_again]) == [2]
+
+
 def test_memory_given_back_by_a_sleep_is_published() -> None:
     """The sleep begins when the loop is idle, behind the operation and without a step."""
     publishing = PublishingEngine(block_size=4)

@@ -130,8 +130,6 @@ class BlockPool:
         self._num_cached_free = 0
         if self._events is not None:
             self._events.append(AllBlocksCleared())
-        if self.residency is not None:
-            self.residency.forget_all()
         return True
 
     def collect_events(self) -> None:

@@ -53,7 +53,7 @@ class BlockResidency:
         self._stays: dict[int, _Stay] = {}
 
     def allocated(self, block_id: int) -> None:
-        """A block was handed out empty; what it was sampled for before, if it never held a full block, is over."""
+        """A block was handed out empty. A former stay that was not evicted (no full block, or a reset) is dropped."""
         self._num_allocated += 1
         if self._num_allocated * _GOLDEN % _RANGE < self._threshold:
             self._stays[block_id] = _Stay(self.now, self.now)
@@ -71,7 +71,3 @@ class BlockResidency:
         if stay is not None:
             self.lifetimes.observe(self.now - stay.begin)
             self.idle_before_evict.observe(self.now - stay.last_use)
-
-    def forget_all(self) -> None:
-        """The cache was emptied by an operator: that is nobody's eviction."""
-        self._stays.clear()
