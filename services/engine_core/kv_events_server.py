@@ -28,8 +28,9 @@ SNAPSHOT_PART_EVENTS = 4096
 class KvEventsServicer(engine_core_pb2_grpc.KvEventsServiceServicer):
     """Serves subscribers, before the model is loaded as well. Without a feed it refuses and names the flag."""
 
-    def __init__(self, feed: KVEventFeed | None, block_size: int) -> None:
+    def __init__(self, feed: KVEventFeed | None, block_size: int, data_parallel_rank: int) -> None:
         self._feed = feed
+        self._data_parallel_rank = data_parallel_rank
         self._block_size = block_size
 
     def SubscribeKvEvents(  # noqa: N802  the name of the RPC
@@ -42,7 +43,9 @@ class KvEventsServicer(engine_core_pb2_grpc.KvEventsServiceServicer):
         context.send_initial_metadata(())
         try:
             for batch in _batches(self._feed, request.start_sequence, context):
-                yield from encode(batch, self._block_size)
+                for response in encode(batch, self._block_size):
+                    response.data_parallel_rank = self._data_parallel_rank
+                    yield response
         except StepwireError as error:
             abort_sync(context, error)
 

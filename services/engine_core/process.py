@@ -104,7 +104,8 @@ class EngineProcess:
         )
         servicer = EngineCoreServicer(encoder, self._lifecycle, self._output_queue, self._sessions)
         engine_core_pb2_grpc.add_EngineCoreServiceServicer_to_server(servicer, self._server)
-        kv_events = KvEventsServicer(self._kv_event_feed, self._settings.block_size)
+        settings = self._settings
+        kv_events = KvEventsServicer(self._kv_event_feed, settings.block_size, settings.data_parallel_rank)
         engine_core_pb2_grpc.add_KvEventsServiceServicer_to_server(kv_events, self._server)
         self._health.add_to(self._server)
         enable_reflection(self._server, [SERVICE_NAME, KV_EVENTS_SERVICE_NAME])

@@ -23,6 +23,7 @@ from stepwire.errors import EngineDeadError
 
 BASE = 7
 SIZE = 2
+RANK = 3
 TIMEOUT_S = 30.0
 
 
@@ -31,7 +32,7 @@ class Served:
 
     def __init__(self, feed: KVEventFeed | None, num_threads: int = 4) -> None:
         self.server = grpc.server(ThreadPoolExecutor(num_threads))
-        engine_core_pb2_grpc.add_KvEventsServiceServicer_to_server(KvEventsServicer(feed, SIZE), self.server)
+        engine_core_pb2_grpc.add_KvEventsServiceServicer_to_server(KvEventsServicer(feed, SIZE, RANK), self.server)
         port = self.server.add_insecure_port("127.0.0.1:0")
         self.server.start()
         self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
@@ -100,6 +101,7 @@ def test_chains_are_joined_and_order_is_kept(served: Served, feed: KVEventFeed) 
     feed.publish([block("a", None), block("b", "a"), block("c", "a")])
     feed.publish([BlockRemoved(b"b"), BlockRemoved(b"c"), block("b", "a"), AllBlocksCleared(), block("d", None)])
     first, second = next(call), next(call)
+    assert (first.data_parallel_rank, second.data_parallel_rank) == (RANK, RANK)
     assert [event.WhichOneof("event") for event in first.events] == ["stored", "stored"]
     chain = first.events[0].stored
     assert list(chain.block_hashes) == [b"a", b"b"]

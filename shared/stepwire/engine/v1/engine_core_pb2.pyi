@@ -1496,12 +1496,14 @@ class SubscribeKvEventsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    DATA_PARALLEL_RANK_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """One more than that of the batch before. An engine that was started again begins above all its former numbers, so
     that a restart is met as a gap. A snapshot has the sequence of the last batch in it; where it takes several
     messages, those before the last have 0.
     """
+    data_parallel_rank: _builtins.int
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvEvent]:
         """In this order."""
@@ -1510,11 +1512,12 @@ class SubscribeKvEventsResponse(_message.Message):
         self,
         *,
         sequence: _builtins.int = ...,
+        data_parallel_rank: _builtins.int = ...,
         events: _abc.Iterable[Global___KvEvent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_parallel_rank", b"data_parallel_rank", "events", b"events", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
