@@ -64,6 +64,13 @@ class EngineSettings(Settings):
     max_queued_requests: int = Field(1024, ge=1, description="Waiting requests; one more is QUEUE_FULL.")
     max_queued_tokens: int = Field(4_000_000, ge=1, description="Waiting prompt tokens; more is QUEUE_FULL.")
 
+    enable_kv_events: bool = Field(False, description="Publish changes of the prefix cache (KvEventsService).")
+    kv_events_buffer_blocks: int = Field(
+        65536, ge=1, description="Changes kept for subscribers that are behind or come back; one for each block."
+    )
+    kv_cache_metrics: bool = Field(False, description="Measure how long KV blocks stay and when they are used again.")
+    kv_cache_metrics_sample: float = Field(0.01, gt=0, le=1, description="Share of the blocks that are measured.")
+
     profile_dir: Path | None = Field(None, description="Where profiles asked for by utility calls go; unset = refused.")
     grammar_compile_timeout_s: float = Field(
         30.0, gt=0, description="A grammar that takes longer to compile is refused as invalid."
@@ -81,7 +88,7 @@ class EngineSettings(Settings):
     log_format: Literal["text", "json"] = Field("text", description="Readable lines or one JSON object a line.")
 
     @model_validator(mode="after")
-    def _check_budget(self) -> EngineSettings:
+    def _check_combinations(self) -> EngineSettings:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
@@ -92,6 +99,8 @@ class EngineSettings(Settings):
                 f"--data-parallel-rank ({self.data_parallel_rank}) must be below --data-parallel-size "
                 f"({self.data_parallel_size})"
             )
+        if self.enable_kv_events and not self.enable_prefix_caching:
+            raise ValueError("--enable-kv-events needs --enable-prefix-caching: without it there is nothing to publish")
         if self.stall_warn_s >= self.step_timeout_s:
             raise ValueError("--stall-warn-s must be below --step-timeout-s")
         return self

@@ -176,7 +176,9 @@ class EngineCore:
         scheduler_output = None
         try:
             outputs += self._take_grammars()
-            scheduler_output = self.scheduler.schedule(self.clock())
+            now = self.clock()
+            self.scheduler.kv_cache_manager.set_time(now)
+            scheduler_output = self.scheduler.schedule(now)
             outputs += self.scheduler.take_expired_outputs()
             # Also with no tokens scheduled: the finished keys make the workers drop that state, exactly once.
             if scheduler_output.is_empty:

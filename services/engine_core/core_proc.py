@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_core.core import EngineCore
+from engine_core.kv_event_feed import KVEventFeed
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import (
     Abort,
@@ -80,6 +81,7 @@ class EngineCoreProc:
         *,
         profile_dir: Path | None = None,
         drain: DrainRequest | None = None,
+        kv_event_feed: KVEventFeed | None = None,
     ) -> None:
         self.core = core
         self.output_queue = output_queue
@@ -90,6 +92,10 @@ class EngineCoreProc:
         self.aborts_queue = core.aborts_queue
         if core.structured_output is not None:
             core.structured_output.wake_up = self._wake_up
+        # None = changes of the prefix cache are not even noted.
+        self.kv_event_feed = kv_event_feed
+        if kv_event_feed is not None:
+            core.scheduler.kv_cache_manager.pool.collect_events()
         # Replaced, never changed in place: any thread may read it.
         self.latest_stats = SchedulerStats(num_total_blocks=core.scheduler.kv_cache_manager.pool.num_total)
         self.num_rejected = ReasonCounter(REJECT_REASONS)
@@ -208,6 +214,7 @@ class EngineCoreProc:
 
     def _on_idle(self) -> None:
         self.utilities.on_idle()
+        self._publish_kv_events()
         self._publish_stats(is_idle=True)
         if self.input_queue.empty():
             # All of them were seen in order by now; what is left would hit nothing.
@@ -241,6 +248,7 @@ class EngineCoreProc:
         # As a step: the watchdog must see an operation that hangs.
         self.progress.begin()
         outputs = self.utilities.handle(call)
+        self._publish_kv_events()
         self.progress.end(self.core.num_steps, None)
         return outputs
 
@@ -263,6 +271,7 @@ class EngineCoreProc:
         self._emit(outputs)
         if has_model_run:
             self.utilities.on_step()
+        self._publish_kv_events()
         self._publish_stats()
 
     def _drain(self, shutdown: ShutdownRequest) -> bool:
@@ -286,6 +295,10 @@ class EngineCoreProc:
         now = self._clock()
         for session_id, session_outputs in by_session.items():
             self.output_queue.put(session_id, EngineCoreOutputs(self.core.num_steps, now, session_outputs))
+
+    def _publish_kv_events(self) -> None:
+        if self.kv_event_feed is not None:
+            self.kv_event_feed.publish(self.core.scheduler.kv_cache_manager.pool.take_events())
 
     def _publish_stats(self, *, is_idle: bool = False) -> None:
         now = self._clock()

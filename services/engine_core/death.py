@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine_core.core import StepError
 from engine_core.core_proc import ExecutorFailedError
 from engine_core.messages import DeathCause, EngineCoreDead
-from stepwire.errors import InvariantViolation
+from stepwire.errors import EngineDeadError, InvariantViolation
 
 # Long enough for any message of ours, short enough to fit a status.
 _MAX_MESSAGE_CHARS = 1000
@@ -28,6 +28,15 @@ def describe_death(error: BaseException, last_step: int) -> EngineCoreDead:
 def start_failure(error: BaseException) -> EngineCoreDead:
     """What frontends that wait for the start are told when it fails."""
     return EngineCoreDead(DeathCause.INIT_FAILED, type(error).__name__, str(error)[:_MAX_MESSAGE_CHARS], last_step=0)
+
+
+def as_error(dead: EngineCoreDead) -> EngineDeadError:
+    """The death as the status of an RPC, for those who have no stream that carries the frame."""
+    what = "could not start" if dead.cause is DeathCause.INIT_FAILED else "died"
+    text = f"the engine {what}: {dead.message}"
+    return EngineDeadError(
+        text, kind="reported", cause=dead.cause.name, cause_type=dead.cause_type, last_step=dead.last_step
+    )
 
 
 def _cause_of(error: BaseException, root: BaseException) -> DeathCause:

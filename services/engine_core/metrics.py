@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from engine_core.core_proc import EngineCoreProc
+from engine_core.kv_cache.residency import RESIDENCY_BUCKETS, BlockResidency, DurationHistogram
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.scheduler.output import SchedulerStats
 from engine_core.sessions import Sessions
@@ -30,8 +32,28 @@ _COUNTERS: list[tuple[str, str, Callable[[SchedulerStats], float]]] = [
     ("preemptions", "Requests preempted for want of KV blocks.", lambda stats: stats.num_preemptions),
     ("prefix_cache_query_tokens", "Tokens looked up in the prefix cache.", lambda stats: stats.prefix_query_tokens),
     ("prefix_cache_hit_tokens", "Tokens found in the prefix cache.", lambda stats: stats.prefix_hit_tokens),
+    (
+        "prefix_cache_preempted_query_tokens",
+        "Tokens looked up again after a preemption; not in the look-ups above.",
+        lambda stats: stats.preempted_query_tokens,
+    ),
+    (
+        "prefix_cache_preempted_hit_tokens",
+        "Tokens found again after a preemption.",
+        lambda stats: stats.preempted_hit_tokens,
+    ),
     ("kv_evictions", "Cached blocks handed out again.", lambda stats: stats.num_evictions),
     ("kv_hash_collisions", "Hits whose tokens differed; above 0 is an alarm.", lambda stats: stats.num_collisions),
+]
+# Sampled; served when --kv-cache-metrics is on.
+_RESIDENCY: list[tuple[str, str, Callable[[BlockResidency], DurationHistogram]]] = [
+    ("kv_block_lifetime_seconds", "From handing a KV block out to its eviction.", lambda found: found.lifetimes),
+    (
+        "kv_block_idle_before_evict_seconds",
+        "From the last time an evicted KV block was handed out or hit.",
+        lambda found: found.idle_before_evict,
+    ),
+    ("kv_block_reuse_gap_seconds", "Between two uses of a KV block that was hit.", lambda found: found.reuse_gaps),
 ]
 
 
@@ -58,6 +80,7 @@ class EngineCollector:
             counter.add_metric(values, read(stats))
             yield counter
         yield from self._of_blocks(names, values, stats)
+        yield from self._of_residency(names, values)
         yield from self._of_requests(names, values)
         yield from self._of_process(names, values)
         pending = GaugeMetricFamily(
@@ -77,6 +100,19 @@ class EngineCollector:
         ):
             blocks.add_metric([*values, state], number)
         yield blocks
+
+    def _of_residency(self, names: list[str], values: list[str]) -> Iterator[Metric]:
+        residency = self.proc.core.scheduler.kv_cache_manager.pool.residency if self.proc else None
+        if residency is None:
+            return
+        for name, text, read in _RESIDENCY:
+            histogram = HistogramMetricFamily(_PREFIX + name, text, labels=names)
+            found = read(residency)
+            # Copied first: the loop may count on meanwhile, and the buckets must add up.
+            bounds = [*map(str, RESIDENCY_BUCKETS), "+Inf"]
+            buckets = list(zip(bounds, accumulate(list(found.counts)), strict=True))
+            histogram.add_metric(values, buckets, found.sum_s)
+            yield histogram
 
     def _of_requests(self, names: list[str], values: list[str]) -> Iterator[Metric]:
         rejected = self.proc.num_rejected.snapshot() if self.proc else {}

@@ -1,4 +1,4 @@
-"""What watches the loop from outside: overdue steps, shutdowns and grammars, slow frontends, unused engines.
+"""What watches the loop from outside: overdue steps, shutdowns and grammars, slow readers, unused engines.
 
 One thread, waking a few times a second at most. It never asks the loop anything: the loop may be what hangs.
 """
@@ -72,6 +72,8 @@ class Monitor:
         for session_id in self._proc.output_queue.too_far_behind():
             logger.warning("session %s does not read its outputs and is cut", session_id)
             self._sessions.cut(session_id)
+        if self._proc.kv_event_feed is not None:
+            self._proc.kv_event_feed.cut_hung()
         if self._settings.owner == "session" and self._sessions.empty_for_s() > self._settings.orphan_timeout_s:
             self._proc.request_shutdown(0.0, "no frontend has been connected for --orphan-timeout-s")
         if self._clock() - self._stats_time >= STATS_MAX_GAP_S:

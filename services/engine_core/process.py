@@ -20,8 +20,10 @@ from prometheus_client import CollectorRegistry
 from engine_core import owner
 from engine_core.config import EngineSettings
 from engine_core.core_proc import EngineCoreProc
-from engine_core.death import describe_death, start_failure
+from engine_core.death import as_error, describe_death, start_failure
 from engine_core.health import EngineHealth
+from engine_core.kv_event_feed import MAX_SUBSCRIBERS, KVEventFeed
+from engine_core.kv_events_server import KV_EVENTS_SERVICE_NAME, KvEventsServicer
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import EngineCoreDead
 from engine_core.metrics import EngineCollector
@@ -36,6 +38,7 @@ from engine_core.step_progress import StepProgress
 from engine_core.wire import FrameEncoder
 from stepwire import grpc_options
 from stepwire.engine.v1 import engine_core_pb2_grpc
+from stepwire.errors import StepwireError
 from stepwire.grpc_server import bind, enable_reflection
 from stepwire.metrics import serve_http
 
@@ -59,7 +62,10 @@ class EngineProcess:
         self._output_queue = OutputQueue(self._clock)
         self._sessions = Sessions(self._clock)
         self._health = EngineHealth(SERVICE_NAME)
-        self._server = grpc.server(ThreadPoolExecutor(MAX_GRPC_THREADS, "grpc"), options=grpc_options.SERVER)
+        self._server = grpc.server(
+            ThreadPoolExecutor(MAX_GRPC_THREADS + MAX_SUBSCRIBERS, "grpc"), options=grpc_options.SERVER
+        )
+        self._kv_event_feed = _make_feed(settings)
         self._shutdown = ShutdownController(settings.drain_timeout_s, self._stop_server)
         self._proc: EngineCoreProc | None = None
         # Reported by the executor while the engine was still starting.
@@ -98,8 +104,11 @@ class EngineProcess:
         )
         servicer = EngineCoreServicer(encoder, self._lifecycle, self._output_queue, self._sessions)
         engine_core_pb2_grpc.add_EngineCoreServiceServicer_to_server(servicer, self._server)
+        settings = self._settings
+        kv_events = KvEventsServicer(self._kv_event_feed, settings.block_size, settings.data_parallel_rank)
+        engine_core_pb2_grpc.add_KvEventsServiceServicer_to_server(kv_events, self._server)
         self._health.add_to(self._server)
-        enable_reflection(self._server, [SERVICE_NAME])
+        enable_reflection(self._server, [SERVICE_NAME, KV_EVENTS_SERVICE_NAME])
         return servicer
 
     def _serve_metrics(self, collector: EngineCollector) -> int:
@@ -144,6 +153,7 @@ class EngineProcess:
                 self._clock,
                 profile_dir=self._settings.profile_dir,
                 drain=self._shutdown.drain,
+                kv_event_feed=self._kv_event_feed,
             )
             collector.proc = self._proc
             servicer.start_serving(self._proc, started.tokenizer_archive)
@@ -156,6 +166,7 @@ class EngineProcess:
         finally:
             timer.cancel()
         servicer.start_failed(failure)
+        self._end_kv_events(as_error(failure))
         self._lifecycle.move_to(EngineState.DEAD)
         self._stop_server()
         return False
@@ -211,6 +222,7 @@ class EngineProcess:
             logger.critical("ENGINE_CORE_DEAD %s", dead, exc_info=error)
             self._lifecycle.move_to(EngineState.DEAD)
             self._output_queue.put_dead(dead)
+            self._end_kv_events(as_error(dead))
             if not self._output_queue.wait_written(DEAD_FRAME_WAIT_S):
                 logger.critical("not every frontend could be told of the death within %.0f s", DEAD_FRAME_WAIT_S)
             self._stop_server()
@@ -222,7 +234,12 @@ class EngineProcess:
         finally:
             os._exit(1)
 
+    def _end_kv_events(self, error: StepwireError | None = None) -> None:
+        if self._kv_event_feed is not None:
+            self._kv_event_feed.close(error)
+
     def _stop_server(self) -> None:
+        self._end_kv_events()
         self._server.stop(SERVER_STOP_GRACE_S).wait(SERVER_STOP_GRACE_S + 1)
 
     def _clean_up(self) -> None:
@@ -234,3 +251,10 @@ class EngineProcess:
         if self._proc is not None:
             self._proc.core.shutdown()
         gc.unfreeze()
+
+
+def _make_feed(settings: EngineSettings) -> KVEventFeed | None:
+    if not settings.enable_kv_events:
+        return None
+    # From the clock: an engine that starts again numbers on above whatever it has published before.
+    return KVEventFeed(time.time_ns() // 1000, settings.kv_events_buffer_blocks, time.monotonic)

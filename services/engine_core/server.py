@@ -13,6 +13,7 @@ import grpc
 
 from engine_core import output_frames
 from engine_core.core_proc import EngineCoreProc
+from engine_core.death import as_error
 from engine_core.input_thread import InputThread
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import EngineCoreDead, OutputMessage
@@ -25,7 +26,7 @@ from engine_core.wire import PROTOCOL_VERSION, FrameEncoder
 from stepwire import tokenizer_archive
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.engine.v1 import engine_core_pb2_grpc
-from stepwire.errors import EngineDeadError, InvalidRequestError, OverloadedError, StepwireError, UnavailableError
+from stepwire.errors import InvalidRequestError, OverloadedError, StepwireError, UnavailableError
 from stepwire.grpc_errors import abort_sync
 
 logger = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
         remaining = context.time_remaining()
         state = self._lifecycle.wait_started(MAX_WAIT_FOR_START_S if remaining is None else remaining)
         if self._start_failure is not None:
-            abort_sync(context, _start_error(self._start_failure))
+            abort_sync(context, as_error(self._start_failure))
         if (
             state in (EngineState.STARTING, EngineState.WARMING_UP, EngineState.DRAINING, EngineState.DEAD)
             or self._proc is None
@@ -161,11 +162,6 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
 
 def _frames(message: OutputMessage) -> Iterable[OutputMessage]:
     return output_frames.cut(message) if isinstance(message, EngineCoreOutputs) else (message,)
-
-
-def _start_error(dead: EngineCoreDead) -> EngineDeadError:
-    text = f"the engine could not start: {dead.message}"
-    return EngineDeadError(text, kind="reported", cause=dead.cause.name, cause_type=dead.cause_type)
 
 
 def _read_hello(frames: Iterator[pb.ConnectRequest], context: grpc.ServicerContext) -> pb.Hello:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine_core.config import EngineSettings
 from engine_core.core import EngineCore
+from engine_core.kv_cache.residency import BlockResidency
 from engine_core.model_executor.executor import Executor, FailureCallback
 from engine_core.resolved_config import ServedModel, resolve_config
 from engine_core.scheduler.grammar import GRAMMAR_KINDS
@@ -73,6 +74,8 @@ def start_engine(
         executor.initialize_kv_cache(num_blocks, settings.block_size)
         executor.warm_up()
         core = EngineCore(executor, config, clock, _structured_output(settings, model.vocabulary, clock))
+        if settings.kv_cache_metrics:
+            core.scheduler.kv_cache_manager.pool.residency = BlockResidency(settings.kv_cache_metrics_sample)
     except BaseException:
         executor.shutdown()
         raise

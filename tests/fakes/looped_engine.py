@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engine_core.config import EngineSettings
 from engine_core.core_proc import EngineCoreProc
+from engine_core.kv_event_feed import KVEventFeed
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import Add, OutputMessage, UtilityCall, UtilityResult, WakeUp
 from engine_core.operations import Operation, OperationResult
@@ -28,7 +29,9 @@ SESSION = "session"
 class LoopedEngine:
     """Calls in, turns of the loop, what came out."""
 
-    def __init__(self, profile_dir: Path | None = None, **settings: object) -> None:
+    def __init__(
+        self, profile_dir: Path | None = None, kv_event_feed: KVEventFeed | None = None, **settings: object
+    ) -> None:
         self.now = 0.0
         defaults: dict[str, object] = {
             "num_blocks": 64,
@@ -54,6 +57,7 @@ class LoopedEngine:
             lambda: self.now,
             profile_dir=profile_dir,
             drain=lambda timeout_s, reason: self.drains.append((timeout_s, reason)),
+            kv_event_feed=kv_event_feed,
         )
         self.results: dict[int, OperationResult | RequestError] = {}
         self.tokens: dict[int, list[int]] = {}

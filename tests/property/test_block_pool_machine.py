@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine_core.kv_cache.block import FreeBlockQueue, KVCacheBlock
 from engine_core.kv_cache.block_hash import BlockHasher
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
+from fakes.kv_event_listener import KVEventListener
 
 # A content is (salt, all tokens up to the end of the block).
 Content = tuple[str, tuple[int, ...]]
@@ -86,6 +87,8 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.enable_caching = enable_caching
         self.verify_hits = verify_hits
         self.manager = KVCacheManager(num_blocks, block_size, enable_caching=enable_caching, verify_hits=verify_hits)
+        self.manager.pool.collect_events()
+        self.listener = KVEventListener()
         self.hasher = BlockHasher(block_size, "seed")
         self.num_started = 0
         self.num_collisions = 0
@@ -182,7 +185,8 @@ class KVCacheMachine(RuleBasedStateMachine):
     def _compute(self, key: int, num_computed: int) -> None:
         sequence = self.sequences[key]
         sequence.num_computed_tokens = num_computed
-        self.manager.register_full_blocks(key, sequence.hashes, sequence.slice, num_computed)
+        is_salted = bool(sequence.salt)
+        self.manager.register_full_blocks(key, sequence.hashes, sequence.slice, num_computed, is_salted)
         for index in range(num_computed // self.size if self.enable_caching else 0):
             self.contents[self.tables[key][index]] = self._content(sequence, index)
 
@@ -238,6 +242,17 @@ class KVCacheMachine(RuleBasedStateMachine):
     def same_tables(self) -> None:
         for key, table in self.tables.items():
             assert self.manager.block_ids(key) == table
+
+    @invariant()
+    def the_listener_knows_what_can_be_hit(self) -> None:
+        """By hash, parent and tokens, which together are the content."""
+        self.listener.apply(self.manager.pool.take_events())
+        expected: dict[bytes, tuple[bytes | None, list[int], bool]] = {}
+        for salt, prefix in self.contents.values():
+            hashes = self._new_sequence(list(prefix), salt).hashes
+            parent = hashes[-2] if len(hashes) > 1 else None
+            expected[hashes[-1]] = (parent, list(prefix[-self.size :]), bool(salt))
+        assert self.listener.contents == expected
 
     @invariant()
     def counts_add_up(self) -> None:

@@ -25,6 +25,7 @@ from engine_core.scheduler.request import (
 )
 from engine_core.scheduler.scheduler import Scheduler
 from fakes.fake_logprobs import fake_rows
+from fakes.kv_event_listener import KVEventListener
 from fakes.request_factory import make_request, make_scheduler
 from fakes.sequence_oracle import Answer, generate, next_token
 from fakes.shadow_worker import ShadowWorker
@@ -145,6 +146,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, arguments: dict[str, object], first: list[Ask], max_in_flight: int) -> None:
         self.scheduler = make_scheduler(**arguments)
         self.block_size = self.scheduler.kv_cache_manager.block_size
+        self.scheduler.kv_cache_manager.pool.collect_events()
+        self.listener = KVEventListener()
         self.worker = ShadowWorker(self.block_size, next_token, lambda key: self.stories[key].request.cache_salt)
         self.stories: dict[RequestKey, Story] = {}
         self.now = 0.0
@@ -389,6 +392,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def sound(self) -> None:
         assert self.scheduler.check_integrity() == []
+
+    @invariant()
+    def the_listener_knows_what_can_be_hit(self) -> None:
+        """Aborts, preemptions and resets included."""
+        pool = self.scheduler.kv_cache_manager.pool
+        self.listener.apply(pool.take_events())
+        assert self.listener.contents.keys() == {block.block_hash for block in pool.blocks if block.block_hash}
 
     @invariant()
     def every_live_request_is_known_and_no_other(self) -> None:

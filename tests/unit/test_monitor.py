@@ -8,6 +8,7 @@ import pytest
 
 from engine_core.config import EngineSettings
 from engine_core.core_proc import EngineCoreProc
+from engine_core.kv_event_feed import KVEventFeed
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import DeathCause, Pong
 from engine_core.monitor import Monitor
@@ -29,6 +30,7 @@ class World:
         self.proc.progress = StepProgress(lambda: self.now)
         self.proc.output_queue = OutputQueue(lambda: self.now)
         self.proc.shutdown_deadline = None
+        self.proc.kv_event_feed = None
         self.sessions = Sessions(lambda: self.now)
         self.on_alive, self.on_hung = Mock(), Mock()
         self.monitor = Monitor(
@@ -118,3 +120,9 @@ def test_grammars_that_take_too_long_are_looked_for_at_every_look(world: World) 
     world.check_at(1.0)
     world.check_at(2.0)
     assert world.proc.expire_grammars.call_count == 2
+
+
+def test_subscribers_of_cache_events_that_hang_are_cut(world: World) -> None:
+    world.proc.kv_event_feed = Mock(spec=KVEventFeed)
+    world.check_at(1.0)
+    world.proc.kv_event_feed.cut_hung.assert_called_once_with()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from engine_core.scheduler.request import Request, RequestStatus
+from engine_core.scheduler.request import LogprobsParams, Request, RequestStatus
 from fakes.driven_scheduler import DrivenScheduler
 from fakes.request_factory import make_request, request_key
 
@@ -54,6 +54,18 @@ def test_lookups_after_a_preemption_are_counted_apart() -> None:
     assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (16, 0)
     # 8 prompt tokens and the one of output; one of its two full blocks was still there.
     assert (stats.preempted_query_tokens, stats.preempted_hit_tokens) == (9, 4)
+
+
+def test_who_may_not_read_the_cache_looks_nothing_up() -> None:
+    """Else such requests would make the hit rate look bad."""
+    engine = DrivenScheduler()
+    engine.add(make_request(1, range(9), max_tokens=1, bypass_prefix_cache=True))
+    engine.add(make_request(2, range(9), max_tokens=1, logprobs=LogprobsParams(num_prompt=0)))
+    engine.run()
+    assert engine.scheduler.stats().prefix_query_tokens == 0
+    engine.add(make_request(3, range(9), max_tokens=1))
+    engine.run()
+    assert engine.scheduler.stats().prefix_query_tokens == 9
 
 
 # -- statistics and leftovers ------------------------------------------------------------------------------------------

@@ -93,3 +93,9 @@ def test_a_rank_is_below_the_number_of_ranks(capsys: pytest.CaptureFixture[str])
 def test_cache_directory_is_absolute_by_default():
     assert load().cache_dir.is_absolute()
     assert load("--cache-dir", "here").cache_dir == Path("here")
+
+
+def test_cache_events_need_a_prefix_cache():
+    assert EngineSettings(enable_kv_events=True).enable_kv_events
+    with pytest.raises(ValidationError, match="--enable-prefix-caching"):
+        EngineSettings(enable_kv_events=True, enable_prefix_caching=False)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine_core.kv_cache.block import FreeBlockQueue, KVCacheBlock
+from engine_core.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from engine_core.kv_cache.residency import BlockResidency
 from stepwire.errors import InvariantViolation
 
 
@@ -24,6 +26,10 @@ class BlockPool:
         self.enable_caching = enable_caching
         self.num_collisions = 0
         self.num_evictions = 0
+        # None = residency is not measured.
+        self.residency: BlockResidency | None = None
+        # None = nobody wants to know.
+        self._events: list[KVEvent] | None = None
         self._verify_hits = verify_hits
         self._free = FreeBlockQueue(self.blocks[1:])
         self._num_cached_free = 0
@@ -67,25 +73,38 @@ class BlockPool:
                 self._free.remove(block)
                 self._num_cached_free -= block.block_hash is not None
             block.ref_count += 1
+            if self.residency is not None:
+                self.residency.hit(block.block_id)
 
     def allocate(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take blocks with one user each; the caller has checked `num_available`. Their old content is forgotten."""
         taken = [self._free.popleft() for _ in range(num_blocks)]
         for block in taken:
             if block.block_hash is not None:
-                self._num_cached_free -= 1
-                self.num_evictions += 1
-                self._forget(block)
+                self._evict(block)
             block.ref_count = 1
+            if self.residency is not None:
+                self.residency.allocated(block.block_id)
         return taken
 
-    def register(self, block: KVCacheBlock, block_hash: bytes, token_ids: list[int]) -> None:
+    def register(
+        self,
+        block: KVCacheBlock,
+        block_hash: bytes,
+        token_ids: list[int],
+        parent_hash: bytes | None = None,
+        *,
+        is_salted: bool = False,
+    ) -> None:
         """The content of a used block is full: from now on it can be hit."""
         if not self.enable_caching or block.block_hash is not None:
             return
         block.block_hash = block_hash
         block.token_ids = token_ids
-        self._by_hash.setdefault(block_hash, {})[block.block_id] = block
+        same_hash = self._by_hash.setdefault(block_hash, {})
+        if self._events is not None and not same_hash:
+            self._events.append(BlockStored(block_hash, parent_hash, token_ids, is_salted))
+        same_hash[block.block_id] = block
 
     def free(self, blocks: Iterable[KVCacheBlock]) -> None:
         """One user less for each block, in order; the first one is evicted first."""
@@ -106,10 +125,23 @@ class BlockPool:
         if self.num_used:
             return False
         for block in self.blocks:
-            if block.block_hash is not None:
-                self._forget(block)
+            block.block_hash = block.token_ids = None
+        self._by_hash.clear()
         self._num_cached_free = 0
+        if self._events is not None:
+            self._events.append(AllBlocksCleared())
         return True
+
+    def collect_events(self) -> None:
+        """From now on note what changes; the caller takes it regularly."""
+        self._events = []
+
+    def take_events(self) -> list[KVEvent]:
+        """What has changed since the last call, in order."""
+        if not self._events:
+            return []
+        events, self._events = self._events, []
+        return events
 
     def check_integrity(self) -> list[str]:
         """Broken invariants in words; empty = sound. Walks all blocks: for idle moments, tests and DumpState."""
@@ -132,11 +164,17 @@ class BlockPool:
             found.append("the null block was used")
         return found
 
-    def _forget(self, block: KVCacheBlock) -> None:
+    def _evict(self, block: KVCacheBlock) -> None:
         if block.block_hash is None:
             raise InvariantViolation(f"block {block.block_id} has no content to forget")
+        self._num_cached_free -= 1
+        self.num_evictions += 1
         same_hash = self._by_hash[block.block_hash]
         del same_hash[block.block_id]
         if not same_hash:
             del self._by_hash[block.block_hash]
+            if self._events is not None:
+                self._events.append(BlockRemoved(block.block_hash))
         block.block_hash = block.token_ids = None
+        if self.residency is not None:
+            self.residency.evicted(block.block_id)

@@ -28,6 +28,11 @@ class KVCacheManager:
         self._fenced: list[tuple[int, list[KVCacheBlock]]] = []
         self._processed_step = 0
 
+    def set_time(self, now: float) -> None:
+        """The time of what happens from now on, for the residency of blocks."""
+        if self.pool.residency is not None:
+            self.pool.residency.now = now
+
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
@@ -83,7 +88,12 @@ class KVCacheManager:
         return [block.block_id for block in added]
 
     def register_full_blocks(
-        self, key: Hashable, block_hashes: Sequence[bytes], token_ids: TokenSlice, num_tokens: int
+        self,
+        key: Hashable,
+        block_hashes: Sequence[bytes],
+        token_ids: TokenSlice,
+        num_tokens: int,
+        is_salted: bool = False,
     ) -> None:
         """Let other requests hit the blocks that the first `num_tokens` tokens fill.
 
@@ -94,7 +104,13 @@ class KVCacheManager:
         num_full = min(num_tokens // self.block_size, len(block_hashes))
         for index in range(self._num_registered[key], num_full):
             start = index * self.block_size
-            self.pool.register(table[index], block_hashes[index], token_ids(start, start + self.block_size))
+            self.pool.register(
+                table[index],
+                block_hashes[index],
+                token_ids(start, start + self.block_size),
+                block_hashes[index - 1] if index else None,
+                is_salted=is_salted,
+            )
         self._num_registered[key] = max(self._num_registered[key], num_full)
 
     def block_ids(self, key: Hashable) -> list[int]:

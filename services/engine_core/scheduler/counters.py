@@ -25,8 +25,11 @@ class SchedulerCounters:
     num_generation_tokens: int = 0
 
     def count_prefix_lookup(self, request: Request, num_hit_tokens: int) -> None:
-        """First look-ups and repeats after a preemption are counted apart: the latter flatter the hit rate."""
-        if request.bypass_prefix_cache:
+        """First look-ups and repeats after a preemption are counted apart: the latter flatter the hit rate.
+
+        A request that may not read the cache looks nothing up.
+        """
+        if request.bypass_prefix_cache or request.needs_whole_prompt:
             return
         if request.num_preemptions:
             self.preempted_query_tokens += request.num_tokens

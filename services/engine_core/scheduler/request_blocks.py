@@ -35,7 +35,7 @@ class RequestBlocks:
     def register(self, request: Request) -> None:
         """Other requests may hit the blocks that the request's computed and known tokens fill."""
         self._manager.register_full_blocks(
-            request.key, request.block_hashes, request.token_ids, request.num_computed_tokens
+            request.key, request.block_hashes, request.token_ids, request.num_computed_tokens, bool(request.cache_salt)
         )
 
     def free(self, request: Request) -> None:

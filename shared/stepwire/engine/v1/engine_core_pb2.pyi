@@ -1464,3 +1464,171 @@ class SchedulerStats(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SchedulerStats: _TypeAlias = SchedulerStats  # noqa: Y015
+
+@_typing.final
+class SubscribeKvEventsRequest(_message.Message):
+    """Where to start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_SEQUENCE_FIELD_NUMBER: _builtins.int
+    start_sequence: _builtins.int
+    """0 = from now, after a snapshot.
+    To go on after a stream has ended, one more than the highest sequence received.
+    """
+    def __init__(
+        self,
+        *,
+        start_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["start_sequence", b"start_sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubscribeKvEventsRequest: _TypeAlias = SubscribeKvEventsRequest  # noqa: Y015
+
+@_typing.final
+class SubscribeKvEventsResponse(_message.Message):
+    """Changes of one step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    DATA_PARALLEL_RANK_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """One more than that of the batch before. An engine that was started again begins above all its former numbers, so
+    that a restart is met as a gap. A snapshot has the sequence of the last batch in it; where it takes several
+    messages, those before the last have 0.
+    """
+    data_parallel_rank: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvEvent]:
+        """In this order."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        data_parallel_rank: _builtins.int = ...,
+        events: _abc.Iterable[Global___KvEvent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_parallel_rank", b"data_parallel_rank", "events", b"events", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubscribeKvEventsResponse: _TypeAlias = SubscribeKvEventsResponse  # noqa: Y015
+
+@_typing.final
+class KvEvent(_message.Message):
+    """One change of the prefix cache."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class BlockStored(_message.Message):
+        """Full blocks entered the cache, as a chain."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+        PARENT_BLOCK_HASH_FIELD_NUMBER: _builtins.int
+        TOKEN_IDS_FIELD_NUMBER: _builtins.int
+        BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+        GROUP_FIELD_NUMBER: _builtins.int
+        SALTED_FIELD_NUMBER: _builtins.int
+        parent_block_hash: _builtins.bytes
+        """Empty = the chain starts a prompt."""
+        token_ids: _builtins.bytes
+        """Little-endian uint32 array of all the blocks.
+        Empty when salted: tokens and hash together would let a reader try out salts.
+        """
+        block_size: _builtins.int
+        group: _builtins.int
+        salted: _builtins.bool
+        """Whether a cache salt took part in the hash; the salt itself is never published."""
+        @_builtins.property
+        def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+        def __init__(
+            self,
+            *,
+            block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+            parent_block_hash: _builtins.bytes = ...,
+            token_ids: _builtins.bytes = ...,
+            block_size: _builtins.int = ...,
+            group: _builtins.int = ...,
+            salted: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "block_size", b"block_size", "group", b"group", "parent_block_hash", b"parent_block_hash", "salted", b"salted", "token_ids", b"token_ids"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class BlockRemoved(_message.Message):
+        """Blocks left the cache."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+        GROUP_FIELD_NUMBER: _builtins.int
+        group: _builtins.int
+        @_builtins.property
+        def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+        def __init__(
+            self,
+            *,
+            block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+            group: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "group", b"group"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AllBlocksCleared(_message.Message):
+        """The cache is empty."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        def __init__(
+            self,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    CLEARED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stored(self) -> Global___KvEvent.BlockStored: ...
+    @_builtins.property
+    def removed(self) -> Global___KvEvent.BlockRemoved: ...
+    @_builtins.property
+    def cleared(self) -> Global___KvEvent.AllBlocksCleared: ...
+    def __init__(
+        self,
+        *,
+        stored: Global___KvEvent.BlockStored | None = ...,
+        removed: Global___KvEvent.BlockRemoved | None = ...,
+        cleared: Global___KvEvent.AllBlocksCleared | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "event", b"event", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "event", b"event", "removed", b"removed", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["stored", "removed", "cleared"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___KvEvent: _TypeAlias = KvEvent  # noqa: Y015

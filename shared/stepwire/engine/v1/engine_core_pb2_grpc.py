@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EngineCoreServiceStub:
-    """The engine core. Besides it, the port serves grpc.health.v1.Health and reflection.
+    """The engine core. Besides it, the port serves KvEventsService, grpc.health.v1.Health and reflection.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class EngineCoreServiceStub:
 
 
 class EngineCoreServiceServicer:
-    """The engine core. Besides it, the port serves grpc.health.v1.Health and reflection.
+    """The engine core. Besides it, the port serves KvEventsService, grpc.health.v1.Health and reflection.
     """
 
     def Connect(self, request_iterator, context):
@@ -105,7 +105,7 @@ def add_EngineCoreServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EngineCoreService:
-    """The engine core. Besides it, the port serves grpc.health.v1.Health and reflection.
+    """The engine core. Besides it, the port serves KvEventsService, grpc.health.v1.Health and reflection.
     """
 
     @staticmethod
@@ -179,6 +179,83 @@ class EngineCoreService:
             '/stepwire.engine.v1.EngineCoreService/GetTokenizer',
             stepwire_dot_engine_dot_v1_dot_engine__core__pb2.GetTokenizerRequest.SerializeToString,
             stepwire_dot_engine_dot_v1_dot_engine__core__pb2.GetTokenizerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class KvEventsServiceStub:
+    """Optional feed of prefix cache changes for prefix-aware routers; UNIMPLEMENTED when the engine does not publish.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.SubscribeKvEvents = channel.unary_stream(
+                '/stepwire.engine.v1.KvEventsService/SubscribeKvEvents',
+                request_serializer=stepwire_dot_engine_dot_v1_dot_engine__core__pb2.SubscribeKvEventsRequest.SerializeToString,
+                response_deserializer=stepwire_dot_engine_dot_v1_dot_engine__core__pb2.SubscribeKvEventsResponse.FromString,
+                _registered_method=True)
+
+
+class KvEventsServiceServicer:
+    """Optional feed of prefix cache changes for prefix-aware routers; UNIMPLEMENTED when the engine does not publish.
+    """
+
+    def SubscribeKvEvents(self, request, context):
+        """Sends initial metadata at once, then batches from the sequence number asked for, or AllBlocksCleared and a
+        full snapshot when that number is no longer held.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_KvEventsServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeKvEvents,
+                    request_deserializer=stepwire_dot_engine_dot_v1_dot_engine__core__pb2.SubscribeKvEventsRequest.FromString,
+                    response_serializer=stepwire_dot_engine_dot_v1_dot_engine__core__pb2.SubscribeKvEventsResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'stepwire.engine.v1.KvEventsService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('stepwire.engine.v1.KvEventsService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class KvEventsService:
+    """Optional feed of prefix cache changes for prefix-aware routers; UNIMPLEMENTED when the engine does not publish.
+    """
+
+    @staticmethod
+    def SubscribeKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/stepwire.engine.v1.KvEventsService/SubscribeKvEvents',
+            stepwire_dot_engine_dot_v1_dot_engine__core__pb2.SubscribeKvEventsRequest.SerializeToString,
+            stepwire_dot_engine_dot_v1_dot_engine__core__pb2.SubscribeKvEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,7 +34,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EngineCoreServiceStub:
-    """The engine core. Besides it, the port serves grpc.health.v1.Health and reflection."""
+    """The engine core. Besides it, the port serves KvEventsService, grpc.health.v1.Health and reflection."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -51,7 +51,7 @@ class EngineCoreServiceStub:
 
 @_typing.type_check_only
 class EngineCoreServiceAsyncStub(EngineCoreServiceStub):
-    """The engine core. Besides it, the port serves grpc.health.v1.Health and reflection."""
+    """The engine core. Besides it, the port serves KvEventsService, grpc.health.v1.Health and reflection."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Connect: _aio.StreamStreamMultiCallable[_engine_core_pb2.ConnectRequest, _engine_core_pb2.ConnectResponse]  # type: ignore[assignment]
@@ -64,7 +64,7 @@ class EngineCoreServiceAsyncStub(EngineCoreServiceStub):
     """The tokenizer files of the model as one zip archive, for frontends that have none. The engine never reads them."""
 
 class EngineCoreServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The engine core. Besides it, the port serves grpc.health.v1.Health and reflection."""
+    """The engine core. Besides it, the port serves KvEventsService, grpc.health.v1.Health and reflection."""
 
     @_abc_1.abstractmethod
     def Connect(
@@ -93,3 +93,40 @@ class EngineCoreServiceServicer(metaclass=_abc_1.ABCMeta):
         """The tokenizer files of the model as one zip archive, for frontends that have none. The engine never reads them."""
 
 def add_EngineCoreServiceServicer_to_server(servicer: EngineCoreServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class KvEventsServiceStub:
+    """Optional feed of prefix cache changes for prefix-aware routers; UNIMPLEMENTED when the engine does not publish."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> KvEventsServiceAsyncStub: ...
+    SubscribeKvEvents: _grpc.UnaryStreamMultiCallable[_engine_core_pb2.SubscribeKvEventsRequest, _engine_core_pb2.SubscribeKvEventsResponse]
+    """Sends initial metadata at once, then batches from the sequence number asked for, or AllBlocksCleared and a
+    full snapshot when that number is no longer held.
+    """
+
+@_typing.type_check_only
+class KvEventsServiceAsyncStub(KvEventsServiceStub):
+    """Optional feed of prefix cache changes for prefix-aware routers; UNIMPLEMENTED when the engine does not publish."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    SubscribeKvEvents: _aio.UnaryStreamMultiCallable[_engine_core_pb2.SubscribeKvEventsRequest, _engine_core_pb2.SubscribeKvEventsResponse]  # type: ignore[assignment]
+    """Sends initial metadata at once, then batches from the sequence number asked for, or AllBlocksCleared and a
+    full snapshot when that number is no longer held.
+    """
+
+class KvEventsServiceServicer(metaclass=_abc_1.ABCMeta):
+    """Optional feed of prefix cache changes for prefix-aware routers; UNIMPLEMENTED when the engine does not publish."""
+
+    @_abc_1.abstractmethod
+    def SubscribeKvEvents(
+        self,
+        request: _engine_core_pb2.SubscribeKvEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_engine_core_pb2.SubscribeKvEventsResponse], _abc.AsyncIterator[_engine_core_pb2.SubscribeKvEventsResponse]]:
+        """Sends initial metadata at once, then batches from the sequence number asked for, or AllBlocksCleared and a
+        full snapshot when that number is no longer held.
+        """
+
+def add_KvEventsServiceServicer_to_server(servicer: KvEventsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
