@@ -92,6 +92,10 @@ class EngineCore:
         return self.scheduler.has_work or bool(self._batches)
 
     @property
+    def num_steps_in_flight(self) -> int:
+        return len(self._batches)
+
+    @property
     def is_blocked(self) -> bool:
         """There is work, and a step could do none of it: all of it waits for grammars."""
         return not (self._batches or self._has_grammars_done) and self.scheduler.is_blocked(self.clock())

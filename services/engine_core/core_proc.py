@@ -281,7 +281,8 @@ class EngineCoreProc:
             self._can_finish = self.utilities.begin_drain()
         if self._clock() >= shutdown.deadline or not self._can_finish:
             self._emit(self.core.abort_requests(None, "shutdown"))
-        return not self.core.scheduler.requests
+        # A step that hangs must be seen by the monitor, not by the clean-up.
+        return not (self.core.scheduler.requests or self.core.num_steps_in_flight)
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 
