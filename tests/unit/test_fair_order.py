@@ -102,7 +102,7 @@ def test_who_was_away_gets_no_more_than_its_turn():
 
 
 def test_leaving_and_coming_back_earns_nothing():
-    """A class that has one long request at a time, and comes back at once, gets its share of tokens and not of turns."""
+    """A class that has one long request at a time, and comes back at once, gets its share of tokens, not of turns."""
     line = Line()
     for _ in range(100):
         line.add("steady", 10)

@@ -11,7 +11,7 @@ ANY_CLASS = "*"
 
 @dataclass(frozen=True, slots=True)
 class ClientClasses:
-    """Both by name of the class; `ANY_CLASS` holds for all others, and without it their weight is 1 and nothing capped."""
+    """By name of the class; `ANY_CLASS` holds for all others. Without it their weight is 1 and they have no cap."""
 
     weights: Mapping[str, int] = field(default_factory=dict)
     best_priorities: Mapping[str, int] = field(default_factory=dict)

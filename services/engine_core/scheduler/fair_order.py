@@ -2,8 +2,8 @@
 
 Self-clocked fair queueing. Virtual time counts tokens per weight; the head of a class is due its tokens divided by the
 class's weight after its turn began, and whoever is due first is served and sets the clock. A class that comes anew
-begins at the clock, never before, so that neither waiting idle nor a fresh name earns anything; and as each service of a
-newcomer moves the clock on, everybody's time comes.
+begins at the clock, never before: neither staying away nor a fresh name earns anything, and no class gets ahead of one
+that waits by more than the largest request of each.
 """
 
 from __future__ import annotations

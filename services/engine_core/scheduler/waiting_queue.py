@@ -13,7 +13,7 @@ from engine_core.scheduler.service_order import KeyOrder, ServiceOrder
 
 
 class WaitingQueue(RequestQueue):
-    """Among equal priorities, what was scheduled before goes before what never was: it has begun, and others wait for it.
+    """Among equal priorities, what was scheduled before goes before what never was: its caller has seen it begin.
 
     A pause may hold back new requests and let preempted ones go on; that is why `peek` can be asked for those alone.
     """
