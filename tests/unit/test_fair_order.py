@@ -125,6 +125,19 @@ def test_what_was_aborted_is_not_charged():
     assert line.serve_classes(2) == ["a", "b"]
 
 
+def test_the_clock_does_not_go_back_for_a_class_that_asks_for_less_than_it_did():
+    line = Line()
+    long = line.add("b", 100)
+    line.add("b", 1)
+    for _ in range(9):
+        line.add("a", 10)
+    line.serve_classes(8)
+    line.order.remove(long)
+    assert line.serve_classes(1) == ["b"]
+    line.add("newcomer", 10, arrival_time=9.0)
+    assert line.serve_classes(2) == ["a", "newcomer"]
+
+
 def test_a_stranger_is_refused():
     line = Line()
     with pytest.raises(KeyError):
