@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from engine_core.client_class_options import MAX_PRIORITY, MAX_WEIGHT, MIN_PRIORITY, by_class
+from engine_core.scheduler.client_classes import ClientClasses
 from stepwire.settings import Settings
 
 
@@ -47,6 +49,9 @@ class EngineSettings(Settings):
     max_num_seqs: int = Field(128, ge=1, description="Most requests in one step.")
     max_num_batched_tokens: int = Field(2048, ge=1, description="Token budget of one step.")
     long_prefill_token_threshold: int = Field(0, ge=0, description="Cap of one request's share of a step; 0 = none.")
+    max_num_partial_prefills: int = Field(
+        0, ge=0, description="Prompts that may be computed in chunks at the same time; 0 = no limit."
+    )
     enable_chunked_prefill: bool = Field(True, description="Split prompts that are larger than the budget.")
     enable_prefix_caching: bool = Field(True, description="Reuse the KV of equal prompt beginnings.")
     verify_prefix_hits: bool = Field(True, description="Compare the tokens of a block on a hit, not only its hash.")
@@ -60,6 +65,15 @@ class EngineSettings(Settings):
         20,
         ge=-1,
         description="Most log-probabilities of a position; -1 = whole vocabulary: 8 bytes an entry, for experiments.",
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs", description="First come, first served; or by priority, with fairness between client classes within one."
+    )
+    client_class_weights: str = Field(
+        "", description="Shares of client classes, like gold=4,free=1; * = any class not named, 1 unless set."
+    )
+    client_class_best_priorities: str = Field(
+        "", description="Best (lowest) priority that a client class gets, like free=0,*=-5; else as asked."
     )
     max_queued_requests: int = Field(1024, ge=1, description="Waiting requests; one more is QUEUE_FULL.")
     max_queued_tokens: int = Field(4_000_000, ge=1, description="Waiting prompt tokens; more is QUEUE_FULL.")
@@ -86,6 +100,26 @@ class EngineSettings(Settings):
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe level logged.")
     log_format: Literal["text", "json"] = Field("text", description="Readable lines or one JSON object a line.")
+
+    @property
+    def client_classes(self) -> ClientClasses:
+        return ClientClasses(
+            weights=by_class("--client-class-weights", self.client_class_weights, 1, MAX_WEIGHT),
+            best_priorities=by_class(
+                "--client-class-best-priorities", self.client_class_best_priorities, MIN_PRIORITY, MAX_PRIORITY
+            ),
+        )
+
+    @model_validator(mode="after")
+    def _check_policy(self) -> EngineSettings:
+        is_ranked = self.scheduling_policy == "priority"
+        if self.client_classes != ClientClasses() and not is_ranked:
+            raise ValueError(
+                "--client-class-weights and --client-class-best-priorities need --scheduling-policy priority"
+            )
+        if self.max_num_partial_prefills and not self.enable_chunked_prefill:
+            raise ValueError("--max-num-partial-prefills has no meaning with --no-enable-chunked-prefill")
+        return self
 
     @model_validator(mode="after")
     def _check_combinations(self) -> EngineSettings:

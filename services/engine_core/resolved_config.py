@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import ModelInfo
 from engine_core.model_executor.startup_error import StartupError
+from engine_core.scheduler.client_classes import ClientClasses
 from engine_core.scheduler.scheduler_config import SchedulerConfig
+from engine_core.scheduler.scheduling_policy import SchedulingPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,9 @@ class ResolvedConfig:
     enable_prefix_caching: bool
     verify_prefix_hits: bool
     watermark: float
+    max_num_partial_prefills: int
+    scheduling_policy: SchedulingPolicy
+    client_classes: ClientClasses
     seed_of_hashes: str
     # Kinds of constraints that requests may have; none without a vocabulary.
     structured_output_kinds: tuple[str, ...] = ()
@@ -58,6 +63,9 @@ class ResolvedConfig:
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             enable_chunked_prefill=self.enable_chunked_prefill,
             watermark=self.watermark,
+            max_num_partial_prefills=self.max_num_partial_prefills,
+            scheduling_policy=self.scheduling_policy,
+            client_classes=self.client_classes,
         )
 
 
@@ -92,6 +100,9 @@ def resolve_config(
         enable_prefix_caching=settings.enable_prefix_caching,
         verify_prefix_hits=settings.verify_prefix_hits,
         watermark=settings.watermark,
+        max_num_partial_prefills=settings.max_num_partial_prefills,
+        scheduling_policy=SchedulingPolicy(settings.scheduling_policy),
+        client_classes=settings.client_classes,
         seed_of_hashes=settings.seed_of_hashes,
         structured_output_kinds=structured_output_kinds,
     )

@@ -28,6 +28,7 @@ from engine_core.scheduler.request import (
     SamplingParams,
     StopConditions,
 )
+from engine_core.scheduler.scheduling_policy import SchedulingPolicy
 from engine_core.step_progress import StepProgress
 from engine_core.utility_wire import encode_result
 from stepwire import __version__, token_array
@@ -37,6 +38,8 @@ from stepwire.packed_logprobs import PackedLogprobs
 from stepwire.v1 import common_pb2
 
 PROTOCOL_VERSION = 1
+# The name of a feature in Ready.
+_PRIORITY = "priority"
 
 _NS = 1_000_000_000
 _MAX_UINT32 = 2**32 - 1
@@ -73,6 +76,8 @@ def decode_request(session_id: str, message: pb.EngineCoreRequest, now: float) -
         queue_deadline=_decode_deadline(message.queue_deadline_in_us, now),
         cache_salt=message.cache_salt,
         bypass_prefix_cache=message.bypass_prefix_cache,
+        priority=message.priority,
+        client_class=message.client_class,
         logprobs=_decode_logprobs(message),
         grammar_spec=_decode_grammar(message.structured_output),
     )
@@ -306,6 +311,8 @@ def _fill_config(ready: pb.Ready, config: ResolvedConfig) -> None:
     ready.max_queued_requests = config.max_queued_requests
     ready.max_queued_tokens = config.max_queued_tokens
     ready.max_logprobs = config.max_logprobs
+    if config.scheduling_policy is SchedulingPolicy.PRIORITY:
+        ready.features.append(_PRIORITY)
     ready.structured_output_kinds.extend(config.structured_output_kinds)
     ready.kv_cache_max_concurrency = config.kv_cache_tokens / config.max_model_len
 

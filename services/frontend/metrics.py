@@ -29,7 +29,7 @@ from stepwire import __version__
 from stepwire.grpc_errors import REASONS
 from stepwire.metrics import COUNT_BUCKETS, ITL_BUCKETS, REQUEST_LATENCY_BUCKETS, TOKEN_COUNT_BUCKETS, TTFT_BUCKETS
 
-# Until callers have classes of their own.
+# The engines know the classes, and a name that only a caller knows is no label: here all are one.
 CLIENT_CLASS = "default"
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition", "rejected")
 DEATH_KINDS = ("reported", "transport", "heartbeat")

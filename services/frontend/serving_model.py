@@ -72,4 +72,5 @@ def _model_facts(facts: EngineFacts) -> ModelFacts:
         kv_cache_tokens=facts.kv_cache_tokens,
         max_logprobs=facts.max_logprobs,
         structured_output_kinds=facts.structured_output_kinds,
+        has_priorities=facts.has_priorities,
     )

@@ -51,6 +51,8 @@ class FakePublicServer(
         self.was_called = threading.Event()
         self.was_cancelled = threading.Event()
         self.requests: list[generation_service_pb2.GenerateRequest] = []
+        # Of each request that came with one.
+        self.client_classes: list[str] = []
         self.num_concurrent = 0
         self.max_concurrent = 0
         self.health = health.HealthServicer()
@@ -111,6 +113,9 @@ class FakePublicServer(
     def _receive(self, request, context) -> None:
         with self._lock:
             self.requests.append(request)
+            self.client_classes += [
+                value for key, value in context.invocation_metadata() if key == "x-gateway-inference-fairness-id"
+            ]
         self.was_called.set()
         self._fail_if_told(context)
         if request.text in self.failing_prompts:

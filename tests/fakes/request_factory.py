@@ -7,9 +7,11 @@ from typing import Any
 
 from engine_core.kv_cache.block_hash import BlockHasher
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
+from engine_core.scheduler.client_classes import ClientClasses
 from engine_core.scheduler.request import Request, RequestKey, SamplingParams, StopConditions
 from engine_core.scheduler.scheduler import Scheduler
 from engine_core.scheduler.scheduler_config import SchedulerConfig
+from engine_core.scheduler.scheduling_policy import SchedulingPolicy
 
 EOS = 2
 HASH_SEED = "test"
@@ -57,6 +59,8 @@ def make_scheduler(
         max_model_len=limits.pop("max_model_len", 1000),
         max_queued_requests=limits.pop("max_queued_requests", 100),
         max_queued_tokens=limits.pop("max_queued_tokens", 10_000),
+        scheduling_policy=SchedulingPolicy(limits.pop("scheduling_policy", "fcfs")),
+        client_classes=ClientClasses(limits.pop("class_weights", {}), limits.pop("best_priorities", {})),
         **limits,
     )
     manager = KVCacheManager(num_blocks, block_size, enable_caching=enable_caching, verify_hits=verify_hits)

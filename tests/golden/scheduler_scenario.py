@@ -12,7 +12,8 @@ Commands (one a line; `#` starts a comment; everything indented is output and is
 
 Options of add: prefix=sys:8 (the prompt starts with 8 tokens of the family "sys"), salt=x, min=2, eos=3 (output token
 number 3, from 0, is end of sequence), stop=3 (is a stop id), resume=2 (tokens of a resumed generation), deadline=5,
-queue_deadline=5 (times), bypass=true. Output token i of any request is 100 + i.
+queue_deadline=5 (times), bypass=true, priority=1, class=gold,
+arrival=5 (when it came to the frontend). Output token i of any request is 100 + i.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class Scenario:
             bypass_prefix_cache=options.pop("bypass", False),
             deadline=options.pop("deadline", None),
             queue_deadline=options.pop("queue_deadline", None),
-            arrival_time=self._now,
+            arrival_time=options.pop("arrival", self._now),
+            priority=options.pop("priority", 0),
+            client_class=options.pop("class", ""),
         )
         for option, token_id in (("eos", EOS), ("stop", STOP_ID)):
             if option in options:

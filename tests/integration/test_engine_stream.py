@@ -58,6 +58,30 @@ def test_ready_states_the_facts(engine: RunningEngine) -> None:
     assert info == ready
 
 
+def test_a_better_priority_and_another_class_are_served_before_those_who_came_first() -> None:
+    policy = ("--scheduling-policy", "priority", "--client-class-best-priorities", "free=0")
+    with running_engine("--num-blocks", "64", "--max-model-len", "-1", "--max-num-seqs", "1", *policy) as engine:
+        stream = engine.connect()
+        assert list(stream.next().ready.features) == ["priority"]
+        asked = [(1, "flood"), (1, "flood"), (1, "other"), (0, "free"), (-5, "free"), (-1, "gold")]
+        # One frame: all of them are queued before the first step.
+        stream.add(
+            *(
+                engine_request(handle, [5 + handle], max_tokens=1, priority=priority, client_class=client_class)
+                for handle, (priority, client_class) in enumerate(asked)
+            )
+        )
+        stream.until_finished(*range(len(asked)))
+        scheduled = {
+            output.handle: event.monotonic_ns
+            for frame in stream.frames
+            for output in frame.outputs.outputs
+            for event in output.events
+            if event.type == pb.EVENT_TYPE_SCHEDULED
+        }
+        assert sorted(scheduled, key=scheduled.__getitem__) == [5, 3, 4, 0, 2, 1]
+
+
 def test_tokens_are_those_of_the_model_and_each_request_finishes_once(engine: RunningEngine) -> None:
     stream = engine.connect()
     prompts = {handle: [10 + handle] * (7 * handle) for handle in range(1, 9)}

@@ -71,6 +71,18 @@ async def test_unsupported_option_is_unimplemented_and_named(frontend: RunningFr
     assert "priority" in failure.message
 
 
+async def test_priority_and_class_travel_to_an_engine_that_serves_by_priority(engine: FakeEngine, tmp_path):
+    engine.ready.features.append("priority")
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path) as running:
+        await running.wait_for_health(1)
+        await running.generation.Generate(request(priority=-2), metadata=(("x-gateway-inference-fairness-id", "gold"),))
+        await running.generation.Generate(request())
+        too_long = running.generation.Generate(request(), metadata=(("x-gateway-inference-fairness-id", "x" * 200),))
+        failure = await failure_of(too_long)
+    assert [(add.priority, add.client_class) for add in engine.adds] == [(-2, "gold"), (0, "")]
+    assert (failure.code, failure.fields) == (Code.INVALID_ARGUMENT, ["x-gateway-inference-fairness-id"])
+
+
 async def test_request_id_in_flight_already_exists(frontend: RunningFrontend, engine: FakeEngine):
     engine.may_step.clear()
     first = frontend.stream(request(request_id="same"))

@@ -24,6 +24,7 @@ from engine_core.scheduler.request import (
     StopConditions,
 )
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.scheduler.scheduling_policy import SchedulingPolicy
 from fakes.fake_logprobs import fake_rows
 from fakes.kv_event_listener import KVEventListener
 from fakes.request_factory import make_request, make_scheduler
@@ -79,6 +80,10 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
         "max_model_len": MAX_MODEL_LEN,
         "max_queued_requests": draw(st.sampled_from([3, 50, 50, 50])),
         "max_queued_tokens": draw(st.sampled_from([40, 999, 999, 999])),
+        "max_num_partial_prefills": draw(st.sampled_from([0, 1, 2])) if is_chunked else 0,
+        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "class_weights": draw(st.sampled_from([{}, {"gold": 3}, {"gold": 2, "*": 5}])),
+        "best_priorities": draw(st.sampled_from([{}, {"free": 1}])),
     }
 
 
@@ -95,6 +100,9 @@ class Ask:
     logprobs: LogprobsParams
     deadline_in: int | None
     queue_deadline_in: int | None
+    priority: int
+    client_class: str
+    age: int
 
 
 @st.composite
@@ -130,6 +138,9 @@ def asks(draw: st.DrawFn) -> Ask:
         logprobs=draw(st.sampled_from([NO_LOGPROBS, NO_LOGPROBS, LogprobsParams(1, 0), LogprobsParams(None, 1)])),
         deadline_in=deadline_in,
         queue_deadline_in=queue_deadline_in,
+        priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
+        client_class=draw(st.sampled_from(["", "gold", "free"])),
+        age=draw(st.sampled_from([0, 0, 0, 2])),
     )
 
 
@@ -153,6 +164,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.max_in_flight = max_in_flight
         self.flights: deque[Flight] = deque()
+        # Requests that run and have not computed all they know.
+        self.partial: set[RequestKey] = set()
         for ask in first:
             self._add(ask)
 
@@ -177,7 +190,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             queue_deadline=None if ask.queue_deadline_in is None else self.now + ask.queue_deadline_in,
             output_token_ids=answer.output_token_ids[:num_resumed],
             logprobs=ask.logprobs,
-            arrival_time=self.now,
+            arrival_time=self.now - ask.age,
+            priority=ask.priority,
+            client_class=ask.client_class,
         )
         expected_reason = self._refusal(request)
         self.stories[request.key] = Story(request, answer, num_resumed)
@@ -266,10 +281,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _plan(self) -> bool:
         expiring = self._expiring()
+        ran_before = list(self.scheduler.running)
         step = self.scheduler.schedule(self.now)
         self._take_expired(expiring)
         assert self.scheduler.check_integrity() == []
         self._check_limits(step)
+        self._check_partial_prefills(step)
+        self._check_victims(ran_before)
+        self._check_admissions(step)
         may_advance = self._may_advance() - expiring.keys()
         assert step.num_scheduled_tokens.keys() <= may_advance
         for key in step.num_scheduled_tokens:
@@ -346,6 +365,48 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not config.enable_chunked_prefill:
                 assert request.num_computed_tokens >= request.num_tokens
 
+    def _check_partial_prefills(self, step: SchedulerOutput) -> None:
+        """Never more prompts in chunks than the limit."""
+        self.partial = {
+            request.key
+            for request in self.scheduler.running
+            if (
+                request.num_computed_tokens < request.num_tokens
+                if request.key in step.num_scheduled_tokens
+                else request.key in self.partial
+            )
+        }
+        limit = self.scheduler.config.max_num_partial_prefills
+        assert not limit or len(self.partial) <= limit
+
+    def _rank(self, request: Request) -> tuple[float, ...]:
+        """Who runs before whom, and is preempted after whom."""
+        if self.scheduler.config.scheduling_policy is SchedulingPolicy.FCFS:
+            return (request.key[1],)
+        return (request.priority, request.arrival_time, request.key[1])
+
+    def _check_victims(self, ran_before: list[Request]) -> None:
+        """Whoever was preempted in this step ranks behind whoever still runs."""
+        victims = [request for request in ran_before if request.status is RequestStatus.PREEMPTED]
+        for victim in victims:
+            assert all(self._rank(request) < self._rank(victim) for request in self.scheduler.running)
+
+    def _check_admissions(self, step: SchedulerOutput) -> None:
+        """Nobody was admitted before another who waits still, and has a better priority, or has begun and no worse one.
+
+        Nor before one of the same class who came earlier: classes take turns, the requests of a class do not.
+        """
+        new = {data.key for data in step.new_requests}
+        resumed = {data.key for data in step.cached_requests if data.is_resumed}
+        for admitted in (self.scheduler.requests[key] for key in new | resumed):
+            for other in self.scheduler.waiting:
+                if self.scheduler.pause_state is PauseState.NEW and not other.was_scheduled:
+                    continue
+                place, other_place = (admitted.priority, admitted.key in new), (other.priority, not other.was_scheduled)
+                assert place <= other_place
+                if place == other_place and (not place[1] or admitted.fairness_key == other.fairness_key):
+                    assert self._rank(admitted) < self._rank(other)
+
     def _take(self, output: EngineCoreOutput) -> None:
         story = self.stories[output.key]
         assert story.finish is None, f"{output.key} has news after its end"
@@ -410,8 +471,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_overtakes(self) -> None:
         """First come, first served: whoever runs came before whoever waits, preempted or not."""
-        in_order = [*self.scheduler.running, *self.scheduler.waiting]
-        assert [request.key for request in in_order] == sorted(self.scheduler.requests)
+        assert self.scheduler.running == sorted(self.scheduler.running, key=self._rank)
+        if self.scheduler.config.scheduling_policy is SchedulingPolicy.FCFS:
+            in_order = [*self.scheduler.running, *self.scheduler.waiting]
+            assert [request.key for request in in_order] == sorted(self.scheduler.requests)
 
     @invariant()
     def nothing_is_left_when_idle(self) -> None:
@@ -427,8 +490,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         self.scheduler.pause_state = PauseState.NONE
-        # The oldest running request is never preempted, so each step brings the head of the line one token further.
-        limit = sum(self.stories[key].request.max_num_tokens for key in self._live()) + 2
+        # The first of the running requests is never preempted, so each step brings it one token further. One that comes
+        # before it may take what it has computed, once for each other request at most.
+        limit = (len(self._live()) + 1) * sum(self.stories[key].request.max_num_tokens for key in self._live()) + 2
         for _ in range(self.max_in_flight * limit):
             if not (self.scheduler.has_work or self.flights):
                 break

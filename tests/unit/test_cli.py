@@ -62,6 +62,7 @@ def test_every_option_reaches_its_field(server):
         "--echo", "--timings", "--no-skip-special-tokens", "--min-chunk-tokens", "4", "--max-chunk-delay-ms", "50",
         "--resume-token-ids", "10,11", "--no-add-special-tokens", "--truncate-prompt-tokens", "-1",
         "--logprobs", "0", "--prompt-logprobs", "-1", "--logprob-token-id", "3", "--logprob-token-id", "4",
+        "--priority", "-4", "--client-class", "gold",
         "--queue-timeout-ms", "0", "--cache-salt", "s", "--bypass-prefix-cache", "--model", "m", "--request-id", "id",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
@@ -85,12 +86,14 @@ def test_every_option_reaches_its_field(server):
             "logprob_token_ids": [3, 4],
         },
         kv={"cache_salt": "s", "bypass_prefix_cache": True},
+        priority=-4,
         queue_timeout_ms=0,
         truncate_prompt_tokens=-1,
         add_special_tokens=False,
         resume_output_token_ids={"ids": [10, 11]},
     )  # fmt: skip
     assert server.requests == [expected]
+    assert server.client_classes == ["gold"]
 
 
 def test_log_probabilities_are_told_beside_the_answer(server):

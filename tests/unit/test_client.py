@@ -34,6 +34,13 @@ def test_stream_and_unary_give_the_same_text(client):
     assert client.generate(REQUEST).completions[0].text == text
 
 
+def test_the_class_of_a_client_goes_with_every_generation(server):
+    with Client(server.target, client_class="gold") as client:
+        list(client.generate_stream(REQUEST))
+        client.generate(REQUEST)
+    assert server.client_classes == ["gold", "gold"]
+
+
 def test_leaving_a_stream_early_cancels_it(client, server):
     server.hangs = True
     events = client.generate_stream(REQUEST)

@@ -372,5 +372,12 @@ def test_a_kind_of_constraint_is_offered_only_when_every_engine_has_it():
     assert strictest(first, []).structured_output_kinds == ("regex", "choice")
 
 
+def test_priorities_are_offered_only_when_every_engine_has_them():
+    first, second = facts("a", has_priorities=True), facts("b")
+    assert not strictest(first, [second]).has_priorities
+    assert not strictest(second, [first]).has_priorities
+    assert strictest(first, [facts("c", has_priorities=True)]).has_priorities
+
+
 def test_strictest_of_one_is_itself():
     assert strictest(facts("a"), []) == facts("a")

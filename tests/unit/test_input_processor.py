@@ -276,6 +276,13 @@ async def test_what_is_not_built_yet_is_refused_by_name(processor, fields, names
     assert all(name in error.message for name in names)
 
 
+async def test_priority_and_class_reach_the_engine_that_serves_by_priority(processor) -> None:
+    processor.facts = replace(FACTS, has_priorities=True)
+    processed = await processor.process(request_of(priority=-3), request_id="r1", client_class="gold")
+    message = engine_request(processed, 0, handle=7, now=1000.0)
+    assert (message.priority, message.client_class) == (-3, "gold")
+
+
 async def test_joined_special_tokens_change_nothing_when_they_are_skipped(processor) -> None:
     await process(processor, output={"spacesBetweenSpecialTokens": False})
 

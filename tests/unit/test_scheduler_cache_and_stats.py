@@ -73,7 +73,9 @@ def test_who_may_not_read_the_cache_looks_nothing_up() -> None:
 
 def test_stats() -> None:
     engine = DrivenScheduler(num_blocks=9, block_size=4, max_num_seqs=1)
-    engine.add(make_request(1, 5, max_tokens=2), make_request(2, 7, arrival_time=1.5), make_request(3, 6))
+    engine.add(
+        make_request(1, 5, max_tokens=2), make_request(2, 7, arrival_time=1.5), make_request(3, 6, arrival_time=2.0)
+    )
     engine.step()
     stats = engine.scheduler.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_waiting_tokens) == (1, 2, 13)

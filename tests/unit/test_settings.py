@@ -54,6 +54,36 @@ def test_mistakes_are_named(args: list[str], said: str, capsys: pytest.CaptureFi
     assert error.count("\n") == 1
 
 
+def test_client_classes_are_read():
+    flags = ["--client-class-weights", "gold=4, *=2", "--client-class-best-priorities", "free=0,*=-5"]
+    settings = EngineSettings.from_command_line(["--scheduling-policy", "priority", *flags])
+    classes = settings.client_classes
+    assert [classes.weight(name) for name in ("gold", "free", "")] == [4, 2, 2]
+    assert [classes.capped_priority(name, -9) for name in ("free", "gold")] == [0, -5]
+    assert [classes.capped_priority(name, 7) for name in ("free", "gold")] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--scheduling-policy", "lifo"], "--scheduling-policy"),
+        (["--client-class-weights", "a=2"], "need --scheduling-policy priority"),
+        (["--client-class-best-priorities", "a=2"], "need --scheduling-policy priority"),
+        (["--scheduling-policy", "priority", "--client-class-weights", "a=0"], "'a=0' is not between 1 and 1000"),
+        (["--scheduling-policy", "priority", "--client-class-weights", "a"], "'a' is not like NAME=NUMBER"),
+        (["--scheduling-policy", "priority", "--client-class-weights", "a=1,a=2"], "there already"),
+        (["--scheduling-policy", "priority", "--client-class-weights", "=2"], "names no class"),
+        (["--scheduling-policy", "priority", "--client-class-best-priorities", "a=9999999999"], "is not between"),
+        (["--max-num-partial-prefills", "1", "--no-enable-chunked-prefill"], "--max-num-partial-prefills"),
+    ],
+)
+def test_policies_that_make_no_sense_are_refused(args: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        EngineSettings.from_command_line(args)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 def test_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv("STEPWIRE_PROT", "1")
     with pytest.raises(SystemExit) as caught:

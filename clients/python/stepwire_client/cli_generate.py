@@ -63,6 +63,8 @@ def generate(
     resume_token_ids: cli_options.ResumeTokenIds = None,
     add_special_tokens: cli_options.AddSpecialTokens = None,
     truncate_prompt_tokens: cli_options.TruncatePromptTokens = None,
+    priority: cli_options.Priority = None,
+    client_class: cli_options.ClientClass = "",
     queue_timeout_ms: cli_options.QueueTimeoutMs = None,
     cache_salt: cli_options.CacheSalt = "",
     bypass_prefix_cache: cli_options.BypassPrefixCache = False,
@@ -70,7 +72,7 @@ def generate(
     """Continue a prompt and stream the answer; with --file, answer many prompts."""
     cli_request.check_combination(ctx.params)
     request = cli_request.build(ctx.params)
-    with connected(target, timeout) as client:
+    with connected(target, timeout, client_class) as client:
         if file is not None:
             _generate_file(client, request, file, output, concurrency or cli_options.DEFAULT_CONCURRENCY, timeout)
         else:

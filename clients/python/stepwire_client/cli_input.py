@@ -21,6 +21,13 @@ def text(value: str) -> str:
     return value
 
 
+def header(value: str) -> str:
+    """Parser of what travels in gRPC metadata."""
+    if not (value.isascii() and value.isprintable()):
+        raise typer.BadParameter(f"{value!r} has characters other than printable ASCII")
+    return value
+
+
 def read_stdin(missing: str) -> str:
     """All of standard input; `missing` says what to do when that is a terminal, where it would wait unseen."""
     if sys.stdin is None or sys.stdin.isatty():

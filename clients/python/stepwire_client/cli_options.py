@@ -163,6 +163,13 @@ TruncatePromptTokens = Annotated[
         min=-(2**31), max=2**31 - 1, help="Keep the last k prompt tokens; -1 = what fits.", rich_help_panel=_PROMPT
     ),
 ]
+Priority = Annotated[
+    int | None,
+    typer.Option(min=-(2**31), max=2**31 - 1, help="Lower is served first; default 0.", rich_help_panel=_PROMPT),
+]
+ClientClass = Annotated[
+    str, typer.Option(parser=cli_input.header, help="Whose share of the server it uses.", rich_help_panel=_PROMPT)
+]
 QueueTimeoutMs = Annotated[
     int | None, typer.Option(min=0, max=_UINT32, help="Longest wait for a turn.", rich_help_panel=_PROMPT)
 ]

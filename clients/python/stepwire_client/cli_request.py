@@ -32,7 +32,14 @@ _OUTPUT_FIELDS = [
     "min_chunk_tokens",
     "max_chunk_delay_ms",
 ]
-_REQUEST_FIELDS = ["request_id", "model", "queue_timeout_ms", "truncate_prompt_tokens", "add_special_tokens"]
+_REQUEST_FIELDS = [
+    "request_id",
+    "model",
+    "priority",
+    "queue_timeout_ms",
+    "truncate_prompt_tokens",
+    "add_special_tokens",
+]
 
 # Options that only make sense for many prompts, and those that only make sense for one.
 _OF_FILES = {"output": "--output", "concurrency": "--concurrency"}

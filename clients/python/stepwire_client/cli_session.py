@@ -16,9 +16,9 @@ INTERRUPTED = 130
 
 
 @contextmanager
-def connected(target: str, timeout_s: float | None = None) -> Iterator[Client]:
+def connected(target: str, timeout_s: float | None = None, client_class: str = "") -> Iterator[Client]:
     """A client for the body; `timeout_s` is what the user gave, for the message when it has passed."""
-    with reported(target, timeout_s), Client(target) as client:
+    with reported(target, timeout_s), Client(target, client_class=client_class) as client:
         yield client
 
 

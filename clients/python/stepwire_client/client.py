@@ -7,6 +7,7 @@ in one place. It never retries a stream by itself: after Accepted a repeat would
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -26,6 +27,7 @@ from stepwire_client.errors import CallError
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 GENERATION_SERVICE = "stepwire.v1.GenerationService"
+CLIENT_CLASS_KEY = "x-gateway-inference-fairness-id"
 # Generous for calls that only look something up; generations have no limit unless the caller sets one.
 LOOKUP_TIMEOUT_S = 10.0
 
@@ -35,8 +37,10 @@ Response = TypeVar("Response")
 class Client:
     """One channel to one server. Every failed call raises CallError."""
 
-    def __init__(self, target: str = DEFAULT_TARGET) -> None:
+    def __init__(self, target: str = DEFAULT_TARGET, *, client_class: str = "") -> None:
+        """`client_class`: whose share of the engines the generations use; empty = that of all without one."""
         self.target = target
+        self._metadata = ((CLIENT_CLASS_KEY, client_class),) if client_class else ()
         self._channel = grpc.insecure_channel(target, options=grpc_options.CLIENT_CHANNEL)
         self._generation = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
         self._tokenization = tokenization_service_pb2_grpc.TokenizationServiceStub(self._channel)
@@ -47,7 +51,7 @@ class Client:
         self, request: generation_service_pb2.GenerateRequest, *, timeout_s: float | None = None
     ) -> Generator[generation_service_pb2.GenerateStreamResponse, None, None]:
         """Accepted, then deltas, then one Finished per choice. Closing the generator aborts the request."""
-        call = self._generation.GenerateStream(request, timeout=timeout_s)
+        call = self._generation.GenerateStream(request, timeout=timeout_s, metadata=self._metadata)
         try:
             yield from call
         except grpc.RpcError as error:
@@ -60,7 +64,7 @@ class Client:
         self, request: generation_service_pb2.GenerateRequest, *, timeout_s: float | None = None
     ) -> generation_service_pb2.GenerateResponse:
         """The whole answer at once."""
-        return _call(self._generation.Generate, request, timeout_s)
+        return _call(partial(self._generation.Generate, metadata=self._metadata), request, timeout_s)
 
     def abort(self, request_ids: Sequence[str]) -> generation_service_pb2.AbortResponse:
         """End requests by id; unknown and finished ids are no error."""

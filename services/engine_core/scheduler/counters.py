@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sized
 from dataclasses import dataclass
-from itertools import chain
 
 from engine_core.kv_cache.block_pool import BlockPool
 from engine_core.scheduler.output import SchedulerStats
@@ -42,8 +41,7 @@ class SchedulerCounters:
         self, running: Sized, waiting: RequestQueue, skipped_waiting: RequestQueue, pool: BlockPool
     ) -> SchedulerStats:
         """The counters, and what queues and pool hold now."""
-        queued = chain(skipped_waiting, waiting)
-        never_scheduled = (request.arrival_time for request in queued if not request.was_scheduled)
+        arrivals = (queue.oldest_arrival for queue in (waiting, skipped_waiting))
         return SchedulerStats(
             num_running=len(running),
             num_waiting=len(waiting) + len(skipped_waiting),
@@ -61,5 +59,5 @@ class SchedulerCounters:
             num_generation_tokens=self.num_generation_tokens,
             num_evictions=pool.num_evictions,
             num_collisions=pool.num_collisions,
-            oldest_waiting_time=next(never_scheduled, None),
+            oldest_waiting_time=min((time for time in arrivals if time is not None), default=None),
         )

@@ -128,6 +128,10 @@ class Request:
     arrival_time: float
     deadline: float | None = None
     queue_deadline: float | None = None
+    # Lower is served first. Asked for; from the queue on what the policy and the caller's class allow.
+    priority: int = 0
+    # Whose share of the engine it uses; empty = that of its session.
+    client_class: str = ""
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
     logprobs: LogprobsParams = NO_LOGPROBS
@@ -136,6 +140,8 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
 
     status: RequestStatus = RequestStatus.WAITING
+    # Running number in the scheduler, set when it is queued: breaks every tie.
+    order: int = 0
     # Set by the input thread when there is a grammar_spec.
     grammar: Grammar | None = None
     # Tokens whose KV is in the cache, or will be when the steps in flight are done.
@@ -189,6 +195,10 @@ class Request:
     def was_scheduled(self) -> bool:
         """The workers know this request."""
         return self.num_cached_tokens is not None
+
+    @property
+    def fairness_key(self) -> str:
+        return self.client_class or self.key[0]
 
     @property
     def needs_whole_prompt(self) -> bool:

@@ -1,18 +1,17 @@
-"""Waiting requests in the order in which they are to be served: first come, first served."""
+"""Requests that wait, as a set: who they are, how many, how much work. `waiting_queue` adds an order."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.request import Request, RequestKey
 
 
 class RequestQueue:
-    """FCFS queue with O(1) removal anywhere, because aborts and deadlines hit any position."""
+    """Removal anywhere is O(1), because aborts and deadlines hit any request."""
 
     def __init__(self) -> None:
-        self._requests: OrderedDict[tuple[str, int], Request] = OrderedDict()
+        self._requests: dict[RequestKey, Request] = {}
         # Known tokens of all waiting requests: the queue's length in work, kept up to date by every change.
         self.num_tokens = 0
 
@@ -22,19 +21,15 @@ class RequestQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
 
+    @property
+    def oldest_arrival(self) -> float | None:
+        """When the oldest request that was never scheduled arrived; walks all of them."""
+        never_scheduled = (one.arrival_time for one in self._requests.values() if not one.was_scheduled)
+        return min(never_scheduled, default=None)
+
     def append(self, request: Request) -> None:
-        """A new request: served last."""
         self._requests[request.key] = request
         self.num_tokens += request.num_tokens
-
-    def prepend(self, request: Request) -> None:
-        """A preempted request: served first, it has waited before."""
-        self.append(request)
-        self._requests.move_to_end(request.key, last=False)
-
-    def peek(self) -> Request:
-        """The request to be served next; the queue is not empty."""
-        return next(iter(self._requests.values()))
 
     def remove(self, request: Request) -> None:
         del self._requests[request.key]

@@ -7,6 +7,7 @@ result. Owner: the busy-loop thread.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
 
 from engine_core.kv_cache.block import KVCacheBlock
@@ -38,6 +39,7 @@ from engine_core.scheduler.request_queue import RequestQueue
 from engine_core.scheduler.scheduler_config import SchedulerConfig
 from engine_core.scheduler.step_plan import StepPlan
 from engine_core.scheduler.stop_check import append_tokens
+from engine_core.scheduler.waiting_queue import WaitingQueue
 from stepwire.errors import InvariantViolation
 
 
@@ -48,10 +50,10 @@ class Scheduler:
         self.config = config
         self.kv_cache_manager = kv_cache_manager
         self.requests: dict[RequestKey, Request] = {}
-        self.waiting = RequestQueue()
-        # Were at the head of `waiting` before their grammar was compiled; they hold up nobody.
+        self.waiting = WaitingQueue(config.scheduling_policy, config.client_classes)
+        # Were next in `waiting` before their grammar was compiled; they hold up nobody.
         self.skipped_waiting = RequestQueue()
-        # In order of admission: the last one is preempted first.
+        # In the order of the policy: the last one is preempted first.
         self.running: list[Request] = []
         self.pause_state = PauseState.NONE
         self._blocks = RequestBlocks(kv_cache_manager, block_hasher, config.watermark)
@@ -96,8 +98,7 @@ class Scheduler:
         if request.status is RequestStatus.WAITING_FOR_GRAMMAR:
             self.skipped_waiting.remove(request)
             request.set_status(RequestStatus.WAITING)
-            # It has been at the head of the line: it is looked at first.
-            self.waiting.prepend(request)
+            self.waiting.put_back(request)
         return []
 
     # -- steps out ---------------------------------------------------------------------------------------------------
@@ -133,8 +134,7 @@ class Scheduler:
         """Whether any request may get tokens, as far as the pause goes."""
         if self.pause_state is not PauseState.NEW:
             return self.pause_state is PauseState.NONE and bool(self.requests)
-        # Preempted requests stand in front of those that were never scheduled.
-        return bool(self.running) or (bool(self.waiting) and self.waiting.peek().was_scheduled)
+        return bool(self.running) or self.waiting.has_preempted
 
     def expire(self, now: float) -> None:
         """End requests whose deadline has passed; also called while a pause keeps steps away."""
@@ -175,7 +175,7 @@ class Scheduler:
         return request.last_step > self._processed_step
 
     def _preempt_last(self, now: float) -> Request:
-        """Recompute later: blocks are freed, outputs are kept, and the request goes to the front of the queue."""
+        """Recompute later: blocks are freed, outputs are kept, and the request waits before those that never ran."""
         request = self.running.pop()
         if self._is_in_flight(request):
             raise InvariantViolation(f"request {request.key} was to be preempted during its step {request.last_step}")
@@ -185,7 +185,7 @@ class Scheduler:
         request.num_preemptions += 1
         request.events.append((EventType.PREEMPTED, now))
         self._counters.num_preemptions += 1
-        self.waiting.prepend(request)
+        self.waiting.put_back(request)
         return request
 
     def preempt_all(self, now: float) -> None:
@@ -194,10 +194,10 @@ class Scheduler:
             self._preempt_last(now)
 
     def _admit_waiting(self, plan: StepPlan, now: float) -> None:
-        while self.waiting and plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting.peek()
+        while plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
             # A pause lets what has begun go on to its end, preempted or not, and begins nothing.
-            if self.pause_state is PauseState.NEW and not request.was_scheduled:
+            request = self.waiting.peek(only_preempted=self.pause_state is PauseState.NEW)
+            if request is None:
                 return
             if request.grammar is not None and not request.grammar.is_ready:
                 self._set_aside(request)
@@ -206,8 +206,8 @@ class Scheduler:
             num_computed_tokens = len(computed_blocks) * self.kv_cache_manager.block_size
             num_new_tokens = self._num_new_tokens(request, num_computed_tokens, plan)
             is_whole = num_computed_tokens + num_new_tokens == request.num_tokens
+            is_allowed = is_whole or self.config.allows_partial_prefill(plan.num_partial_prefills)
             # Head of line: whoever does not fit ends admission, so that long prompts are not overtaken for ever.
-            is_allowed = is_whole or self.config.enable_chunked_prefill
             if not (is_allowed and self._blocks.fits_now(request, computed_blocks, next_to_others=bool(self.running))):
                 return
             self._admit(request, computed_blocks, num_new_tokens, plan, now)
@@ -223,8 +223,8 @@ class Scheduler:
         num_computed_tokens = len(computed_blocks) * self.kv_cache_manager.block_size
         self.kv_cache_manager.allocate_slots(request.key, num_computed_tokens + num_new_tokens, computed_blocks)
         block_ids = self.kv_cache_manager.block_ids(request.key)
-        self.waiting.remove(request)
-        self.running.append(request)
+        self.waiting.take(request)
+        insort(self.running, request, key=self.config.scheduling_policy.order)
         if self.kv_cache_manager.pool.enable_caching:
             self._counters.count_prefix_lookup(request, num_computed_tokens)
         request.num_computed_tokens = num_computed_tokens
@@ -254,6 +254,7 @@ class Scheduler:
         """The step just planned computes these tokens. Later steps, and hits on full blocks, build on it."""
         request.num_computed_tokens += num_new_tokens
         request.last_step = plan.step
+        plan.num_partial_prefills += request.num_computed_tokens < request.num_tokens
         if request.num_computed_tokens == request.num_tokens_in_sight:
             request.num_in_flight_tokens += 1
             if request.grammar is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from engine_core.scheduler.client_classes import ClientClasses
+from engine_core.scheduler.scheduling_policy import SchedulingPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,10 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
     watermark: float = 0.0
+    # Most prompts that are computed in part at the end of a step; 0 = no limit.
+    max_num_partial_prefills: int = 0
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy.FCFS
+    client_classes: ClientClasses = field(default_factory=ClientClasses)
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -28,3 +35,8 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_model_len "
                 f"({self.max_model_len}): without chunked prefill a full-length prompt would never be scheduled"
             )
+
+    def allows_partial_prefill(self, num_partial_prefills: int) -> bool:
+        """Whether a prompt may be begun without being finished in the same step, next to so many others."""
+        limit = self.max_num_partial_prefills
+        return self.enable_chunked_prefill and (limit == 0 or num_partial_prefills < limit)

@@ -14,6 +14,8 @@ class StepPlan:
         self.token_budget = token_budget
         # A request did not get its blocks: whatever becomes free is for those that run already.
         self.is_short_of_blocks = False
+        # Scheduled requests whose prompt will not be complete after this step.
+        self.num_partial_prefills = 0
         self.grammar_keys: list[RequestKey] = []
         self._new_requests: list[NewRequestData] = []
         self._cached_requests: list[CachedRequestData] = []

@@ -30,6 +30,9 @@ Rpc = Callable[[Servicer, Request, Context], Awaitable[Answer]]
 
 MAX_REQUEST_ID_CHARS = 256
 MAX_RANK_DIGITS = 6
+# The name that gateways use for what requests are to share fairly.
+CLIENT_CLASS_KEY = "x-gateway-inference-fairness-id"
+MAX_CLIENT_CLASS_CHARS = 128
 # A status is written in microseconds, or waits behind output that nobody reads.
 STATUS_TIMEOUT_S = 1.0
 
@@ -68,6 +71,14 @@ async def _end_with(context: Context, error: StepwireError) -> NoReturn:
 def caller_of(context: Context) -> str:
     """The namespace of request ids: callers with different credentials can not see each other's requests."""
     return _metadata(context, "authorization")
+
+
+def client_class_of(context: Context) -> str:
+    """Whose share of the engines the request uses; empty = that of everybody without a class at this frontend."""
+    client_class = _metadata(context, CLIENT_CLASS_KEY)
+    if len(client_class) > MAX_CLIENT_CLASS_CHARS:
+        raise InvalidRequestError.of_field(CLIENT_CLASS_KEY, f"more than {MAX_CLIENT_CLASS_CHARS} characters")
+    return client_class
 
 
 def request_id_of(field: str, context: Context) -> str:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import grpc.aio
 
-from frontend.api.answering import Context, answers_errors, caller_of, rank_of, request_id_of
+from frontend.api.answering import Context, answers_errors, caller_of, client_class_of, rank_of, request_id_of
 from frontend.api.generation_messages import UnaryAnswer, to_message
 from frontend.api.logprobs_messages import MAX_ENTRIES_ON_LOOP, num_entries
 from frontend.generation import ClientGoneError, Generation
@@ -60,7 +60,10 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
 
 async def _submit(generation: Generation, request: pb.GenerateRequest, context: Context) -> ProcessedRequest:
     processed = await generation.model.input_processor.process(
-        request, request_id=generation.request_id, deadline_in_s=context.time_remaining()
+        request,
+        request_id=generation.request_id,
+        client_class=client_class_of(context),
+        deadline_in_s=context.time_remaining(),
     )
     generation.submit(processed, rank_of(context))
     return processed

@@ -57,6 +57,8 @@ class EngineFacts:
     # Its place among its replicas, by which callers may pin a request.
     data_parallel_rank: int = 0
     data_parallel_size: int = 1
+    # It serves by priority.
+    has_priorities: bool = False
 
     @property
     def boot(self) -> tuple[str, str]:
@@ -84,6 +86,7 @@ def strictest(facts: EngineFacts, others: Sequence[EngineFacts]) -> EngineFacts:
         kv_cache_tokens=min(one.kv_cache_tokens for one in every),
         # All who set a limit have one of at least 0.
         max_logprobs=min((one.max_logprobs for one in every if one.max_logprobs >= 0), default=WHOLE_VOCABULARY),
+        has_priorities=all(one.has_priorities for one in every),
         structured_output_kinds=tuple(
             kind for kind in facts.structured_output_kinds if all(kind in one.structured_output_kinds for one in others)
         ),

@@ -84,6 +84,7 @@ def to_facts(ready: pb.Ready) -> EngineFacts:
         structured_output_kinds=tuple(ready.structured_output_kinds),
         data_parallel_rank=ready.data_parallel_rank,
         data_parallel_size=max(1, ready.data_parallel_size),
+        has_priorities="priority" in ready.features,
     )
 
 

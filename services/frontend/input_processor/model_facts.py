@@ -17,6 +17,8 @@ class ModelFacts:
     kv_cache_tokens: int = 0
     max_logprobs: int = DEFAULT_MAX_LOGPROBS
     structured_output_kinds: tuple[str, ...] = ()
+    # Every engine serves by priority; others would pass over what a request asks for.
+    has_priorities: bool = False
 
     def room_for_output(self, num_prompt_tokens: int) -> int:
         """Most output tokens after such a prompt: what the context leaves, and what the KV cache can hold.

@@ -74,6 +74,7 @@ class InputProcessor:
         request: generation_service_pb2.GenerateRequest,
         *,
         request_id: str,
+        client_class: str = "",
         deadline_in_s: float | None = None,
     ) -> ProcessedRequest:
         """Check and complete a request, which is not changed.
@@ -87,6 +88,7 @@ class InputProcessor:
         eos_token_ids = tuple(token_id for token_id in self._tokenizer.eos_token_ids if token_id < facts.vocab_size)
         template = _template(request, request_id, prompt_token_ids, sampling, eos_token_ids)
         template.max_tokens, template.min_tokens = max_tokens, min_tokens
+        template.client_class = client_class
         check_prompt_logprobs(output, len(prompt_token_ids))
         add_logprobs(output, template)
         return ProcessedRequest(
@@ -215,6 +217,7 @@ def _template(
         cache_salt=request.kv.cache_salt,
         bypass_prefix_cache=request.kv.bypass_prefix_cache,
         resume_output_token_ids=token_array.pack(request.resume_output_token_ids.ids),
+        priority=request.priority,
     )
     if request.HasField("structured_output"):
         message.structured_output.CopyFrom(request.structured_output)

@@ -30,7 +30,7 @@ def _unsupported_fields(request: generation_service_pb2.GenerateRequest, facts: 
         yield "kv.transfer_params"
     if request.lora_name:
         yield "lora_name"
-    if request.priority:
+    if request.priority and not facts.has_priorities:
         yield "priority"
 
 

@@ -399,10 +399,12 @@ class EngineCoreRequest(_message.Message):
     STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     BYPASS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     AGE_US_FIELD_NUMBER: _builtins.int
     DEADLINE_IN_US_FIELD_NUMBER: _builtins.int
     QUEUE_DEADLINE_IN_US_FIELD_NUMBER: _builtins.int
     RESUME_OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CLIENT_CLASS_FIELD_NUMBER: _builtins.int
     REPETITION_DETECTION_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Chosen by the frontend, unique in its session for ever. Outputs carry only this."""
@@ -419,6 +421,8 @@ class EngineCoreRequest(_message.Message):
     prompt_logprobs: _builtins.int
     cache_salt: _builtins.str
     bypass_prefix_cache: _builtins.bool
+    priority: _builtins.int
+    """Lower is served first."""
     age_us: _builtins.int
     """Time since the request arrived at the frontend, when this frame was encoded."""
     deadline_in_us: _builtins.int
@@ -427,6 +431,8 @@ class EngineCoreRequest(_message.Message):
     """Time left in which the request must be scheduled for the first time; 0 = none."""
     resume_output_token_ids: _builtins.bytes
     """Little-endian uint32 array: prefilled after the prompt, counted as output, never sent back."""
+    client_class: _builtins.str
+    """Key for fairness between callers; empty = the session."""
     @_builtins.property
     def sampling(self) -> Global___EngineSamplingParams: ...
     @_builtins.property
@@ -461,15 +467,17 @@ class EngineCoreRequest(_message.Message):
         structured_output: _common_pb2.StructuredOutput | None = ...,
         cache_salt: _builtins.str = ...,
         bypass_prefix_cache: _builtins.bool = ...,
+        priority: _builtins.int = ...,
         age_us: _builtins.int = ...,
         deadline_in_us: _builtins.int = ...,
         queue_deadline_in_us: _builtins.int = ...,
         resume_output_token_ids: _builtins.bytes = ...,
+        client_class: _builtins.str = ...,
         repetition_detection: _common_pb2.StopConditions.RepetitionDetection | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "repetition_detection", b"repetition_detection", "sampling", b"sampling", "structured_output", b"structured_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age_us", b"age_us", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "deadline_in_us", b"deadline_in_us", "eos_token_ids", b"eos_token_ids", "handle", b"handle", "ignore_eos", b"ignore_eos", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_in_us", b"queue_deadline_in_us", "repetition_detection", b"repetition_detection", "request_id", b"request_id", "resume_output_token_ids", b"resume_output_token_ids", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age_us", b"age_us", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "client_class", b"client_class", "deadline_in_us", b"deadline_in_us", "eos_token_ids", b"eos_token_ids", "handle", b"handle", "ignore_eos", b"ignore_eos", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_in_us", b"queue_deadline_in_us", "repetition_detection", b"repetition_detection", "request_id", b"request_id", "resume_output_token_ids", b"resume_output_token_ids", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -983,7 +991,9 @@ class Ready(_message.Message):
     architecture: _builtins.str
     """Class of the model as its configuration names it, LlamaForCausalLM for example."""
     @_builtins.property
-    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """"priority": the engine serves by EngineCoreRequest.priority and client_class, not first come, first served."""
+
     @_builtins.property
     def structured_output_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
