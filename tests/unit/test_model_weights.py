@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,21 @@ def test_discarded_weights_take_no_memory_and_come_back_tied(loaded: LoadedModel
     assert weights.load(directories[0]) == expected_bytes
     assert_equal(state_of(loaded), before)
     assert is_tied(loaded)
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_file_that_is_overwritten_has_no_effect(directories, tmp_path: Path, is_restored: bool) -> None:
+    own = shutil.copytree(directories[0], tmp_path / "own")
+    loaded = load(own)
+    before = state_of(loaded)
+    if is_restored:
+        weights = ModelWeights(loaded)
+        weights.discard()
+        weights.load(own)
+    # In place, as a trainer does that saves over its last checkpoint.
+    with (own / "model.safetensors").open("r+b") as file:
+        file.write(bytes(file.seek(0, 2) - file.seek(0)))
+    assert_equal(state_of(loaded), before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

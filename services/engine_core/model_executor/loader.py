@@ -50,6 +50,8 @@ def load_model(settings: EngineSettings, path: Path, progress: Progress) -> Load
     _require_memory(name, path, dtype, device)
     progress(f"loading {settings.model} in {str(dtype).removeprefix('torch.')} on {device}")
     module = _load_module(name, path, config, dtype, device)
+    if device.type == "cpu":
+        _copy_out_of_files(module)
     return LoadedModel(module.eval(), config.get_text_config(), dtype, device)
 
 
@@ -114,6 +116,12 @@ def _load_module(name: str, path: Path, config: Any, dtype: torch.dtype, device:
         raise StartupError(f"{name}: the checkpoint lacks weights, {example} among them")
     loaded: torch.nn.Module = module
     return loaded
+
+
+def _copy_out_of_files(module: torch.nn.Module) -> None:
+    """What is loaded to a CPU in its own type is a mapping of the file: whoever overwrites that ends the engine."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def _require_memory(name: str, path: Path, dtype: torch.dtype, device: torch.device) -> None:

@@ -67,7 +67,8 @@ class ModelWeights:
             if parameter.shape == source.shape:
                 parameter.data.copy_(source.data)
             else:
-                parameter.data = source.data.to(parameter.device)
+                # A copy: on a CPU the source is a mapping of its file.
+                parameter.data = source.data.clone()
             # At once, or both models would be in memory until the other is collected.
             source.data = torch.empty(0, dtype=source.dtype, device=source.device)
             num_bytes += parameter.nbytes
