@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from engine_core.config import EngineSettings
+from engine_core.model_executor.checkpoint import content_version
 from engine_core.model_executor.executor import FailureCallback
 from engine_core.process import EngineProcess
 from engine_core.resolved_config import ServedModel
@@ -30,8 +31,11 @@ def load_in_process(settings: EngineSettings, failure_callback: FailureCallback,
 
     model = resolve_model(settings, progress)
     archive = tokenizer_archive.build(model.path)
-    served_model = ServedModel(model.name, model.revision, tokenizer_archive.sha256(archive))
     executor = InProcessExecutor(settings, model.path, progress)
+    # After the loader, which has checked the files.
+    weight_version = content_version(model.path)
+    sha256 = tokenizer_archive.sha256(archive)
+    served_model = ServedModel(model.name, model.revision, sha256, weight_version, model.path)
     return LoadedModel(executor, served_model, archive, _vocabulary(model.path, executor.model_info.vocab_size))
 
 

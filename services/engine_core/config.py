@@ -86,6 +86,9 @@ class EngineSettings(Settings):
     kv_cache_metrics_sample: float = Field(0.01, gt=0, le=1, description="Share of the blocks that are measured.")
 
     profile_dir: Path | None = Field(None, description="Where profiles asked for by utility calls go; unset = refused.")
+    trusted_dirs: str = Field(
+        "", description="Directories, comma separated, below which utility calls may name weights; empty = none."
+    )
     grammar_compile_timeout_s: float = Field(
         30.0, gt=0, description="A grammar that takes longer to compile is refused as invalid."
     )
@@ -100,6 +103,10 @@ class EngineSettings(Settings):
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe level logged.")
     log_format: Literal["text", "json"] = Field("text", description="Readable lines or one JSON object a line.")
+
+    @property
+    def trusted_directories(self) -> tuple[Path, ...]:
+        return tuple(Path(part.strip()).expanduser() for part in self.trusted_dirs.split(",") if part.strip())
 
     @property
     def client_classes(self) -> ClientClasses:

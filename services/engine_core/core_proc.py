@@ -12,7 +12,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine_core.core import EngineCore
@@ -29,6 +29,7 @@ from engine_core.messages import (
     UtilityCall,
     WakeUp,
 )
+from engine_core.model_executor.executor import ExecutorFailedError
 from engine_core.output_queue import OutputQueue
 from engine_core.reason_counter import ReasonCounter
 from engine_core.scheduler.output import (
@@ -62,10 +63,6 @@ class ShutdownRequest:
 
     deadline: float
     reason: str
-
-
-class ExecutorFailedError(Exception):
-    """The executor reported that it can not go on."""
 
 
 class EngineCoreProc:
@@ -149,7 +146,8 @@ class EngineCoreProc:
         self.output_queue.put_all(self.stats_message())
 
     def stats_message(self) -> EngineCoreOutputs:
-        return EngineCoreOutputs(self.core.num_steps, self._clock(), stats=self.latest_stats)
+        stats = replace(self.latest_stats, weight_version=self.core.config.served_model.weight_version)
+        return EngineCoreOutputs(self.core.num_steps, self._clock(), stats=stats)
 
     def _drain_at_once(self, timeout_s: float | None, reason: str) -> None:
         self.request_shutdown(timeout_s or 0.0, reason)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine_core.core import StepError
-from engine_core.core_proc import ExecutorFailedError
 from engine_core.messages import DeathCause, EngineCoreDead
+from engine_core.model_executor.executor import ExecutorFailedError
 from stepwire.errors import EngineDeadError, InvariantViolation
 
 # Long enough for any message of ours, short enough to fit a status.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from engine_core import weight_operations as weights
 from engine_core.model_executor.executor import WorkerHealth
 from engine_core.scheduler.request import RequestKey
 
@@ -53,6 +54,16 @@ class ResetPrefixCacheResult:
 
     is_reset: bool
     num_used_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetEncoderCache:
+    """Forget processed inputs of other kinds than text."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetEncoderCacheResult:
+    """There are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +301,12 @@ Operation = (
     | GetKVCacheMetadata
     | ExecuteDummyBatch
     | Drain
+    | ResetEncoderCache
+    | weights.ReloadWeights
+    | weights.StartWeightUpdate
+    | weights.UpdateWeights
+    | weights.FinishWeightUpdate
+    | weights.GetWeightVersion
 )
 OperationResult = (
     ResetPrefixCacheResult
@@ -307,4 +324,10 @@ OperationResult = (
     | GetKVCacheMetadataResult
     | ExecuteDummyBatchResult
     | DrainResult
+    | ResetEncoderCacheResult
+    | weights.ReloadWeightsResult
+    | weights.StartWeightUpdateResult
+    | weights.UpdateWeightsResult
+    | weights.FinishWeightUpdateResult
+    | weights.GetWeightVersionResult
 )

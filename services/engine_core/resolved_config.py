@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import ModelInfo
@@ -19,6 +20,10 @@ class ServedModel:
     name: str
     revision: str
     tokenizer_sha256: str
+    # Of the weights in force: named by their content, or by the update that brought them.
+    weight_version: str = ""
+    # Where the weights lie.
+    directory: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class ResolvedConfig:
     seed_of_hashes: str
     # Kinds of constraints that requests may have; none without a vocabulary.
     structured_output_kinds: tuple[str, ...] = ()
+    # Paths in utility calls lie below one of these.
+    trusted_dirs: tuple[Path, ...] = ()
 
     @property
     def kv_cache_tokens(self) -> int:
@@ -105,6 +112,7 @@ def resolve_config(
         client_classes=settings.client_classes,
         seed_of_hashes=settings.seed_of_hashes,
         structured_output_kinds=structured_output_kinds,
+        trusted_dirs=settings.trusted_directories,
     )
 
 

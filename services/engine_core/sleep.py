@@ -9,6 +9,7 @@ from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.model_executor.executor import MemoryPart
 from engine_core.operations import IsSleepingResult, PauseMode, SleepLevel, SleepResult, WakeTag, WakeUpResult
 from engine_core.pause import PauseControl
+from engine_core.weights import WeightControl
 from stepwire.errors import StepwireError
 
 _MEMORY = {WakeTag.WEIGHTS: MemoryPart.WEIGHTS, WakeTag.KV_CACHE: MemoryPart.KV_CACHE}
@@ -17,10 +18,13 @@ _MEMORY = {WakeTag.WEIGHTS: MemoryPart.WEIGHTS, WakeTag.KV_CACHE: MemoryPart.KV_
 class SleepControl:
     """Waits for the pause, then releases; scheduling resumes only when nothing sleeps any more."""
 
-    def __init__(self, core: EngineCore, lifecycle: EngineLifecycle, pause: PauseControl) -> None:
+    def __init__(
+        self, core: EngineCore, lifecycle: EngineLifecycle, pause: PauseControl, weights: WeightControl
+    ) -> None:
         self._core = core
         self._lifecycle = lifecycle
         self._pause = pause
+        self._weights = weights
         self._level: SleepLevel | None = None
         self._asleep: frozenset[WakeTag] = frozenset()
         self._pending: Future[SleepResult] | None = None
@@ -34,12 +38,7 @@ class SleepControl:
         return IsSleepingResult(self._level if self._asleep else None, self._asleep)
 
     def sleep(self, level: SleepLevel, pause_mode: PauseMode | None) -> Future[SleepResult]:
-        if level is SleepLevel.DISCARD_ALL:
-            # Dropped weights would have to be loaded again, and no operation of this engine does that.
-            raise StepwireError(
-                "SleepArgs.level: DISCARD_ALL is not supported by this engine; OFFLOAD_WEIGHTS is",
-                reason="UNSUPPORTED_FEATURE",
-            )
+        self._weights.require_no_update()
         if self._level is not None and self._level is not level:
             raise StepwireError(f"a sleep with level {self._level.name} holds: wake up first", reason="ENGINE_SLEEPING")
         self._pause.pause(pause_mode)
@@ -56,9 +55,11 @@ class SleepControl:
         if self._pending is not None:
             raise StepwireError("a sleep is still pending", reason="PAUSE_PENDING")
         wanted = self._asleep & (tags or frozenset(WakeTag))
+        if WakeTag.SCHEDULING in wanted:
+            self._weights.require_no_update()
         for tag, part in _MEMORY.items():
             if tag in wanted:
-                self._core.executor.restore_memory(part)
+                self._restore(part)
                 self._asleep -= {tag}
         if WakeTag.SCHEDULING in wanted and not self.has_released_memory:
             self._asleep = frozenset()
@@ -72,12 +73,17 @@ class SleepControl:
         if self._level is not None:
             raise StepwireError("the engine sleeps: wake it up first", reason="ENGINE_SLEEPING")
 
+    def require_weights(self) -> None:
+        """For operations that change the weights, which may happen while only the KV cache sleeps."""
+        if self._pending is not None or WakeTag.WEIGHTS in self._asleep:
+            raise StepwireError("the weights sleep: wake them up first", reason="ENGINE_SLEEPING")
+
     def on_idle(self) -> None:
         """The loop has nothing to do: when the pause is complete, the sleep begins."""
         if self._pending is None or not self._pause.is_complete:
             return
         pending, self._pending = self._pending, None
-        if self._level is SleepLevel.OFFLOAD_WEIGHTS:
+        if self._level is not SleepLevel.PAUSE_ONLY:
             self._core.reset_prefix_cache(reset_running_requests=True)
         try:
             freed_bytes = self._release_memory()
@@ -100,8 +106,19 @@ class SleepControl:
 
     def _release_memory(self) -> int:
         freed_bytes = 0
-        if self._level is SleepLevel.OFFLOAD_WEIGHTS:
+        if self._level is not SleepLevel.PAUSE_ONLY:
             for tag, part in _MEMORY.items():
-                freed_bytes += self._core.executor.release_memory(part)
+                freed_bytes += self._release(part)
                 self._asleep |= {tag}
         return freed_bytes
+
+    def _release(self, part: MemoryPart) -> int:
+        if part is MemoryPart.WEIGHTS and self._level is SleepLevel.DISCARD_ALL:
+            return self._weights.discard()
+        return self._core.executor.release_memory(part)
+
+    def _restore(self, part: MemoryPart) -> None:
+        if part is MemoryPart.WEIGHTS and self._level is SleepLevel.DISCARD_ALL:
+            self._weights.restore_discarded()
+        else:
+            self._core.executor.restore_memory(part)

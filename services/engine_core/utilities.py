@@ -1,7 +1,7 @@
 """Utility calls on the step loop: one handler for each operation, one answer for each call.
 
 Owner: the busy-loop thread. A handler that completes later returns a future, which the loop itself completes: no thread
-waits. A failure is the answer of that call; only a broken invariant leaves the loop.
+waits. A failure is the answer of that call; only what ends the engine leaves the loop.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_core import operations as op
+from engine_core import weight_operations as wop
 from engine_core.messages import UtilityCall, UtilityResult
+from engine_core.model_executor.executor import ExecutorFailedError
 from engine_core.pause import PauseControl
 from engine_core.profile_control import ProfileControl
 from engine_core.scheduler.output import EngineCoreOutput, RequestError
 from engine_core.sleep import SleepControl
 from engine_core.state_dump import dump_state
+from engine_core.weights import WeightControl
 from stepwire.errors import InvalidRequestError, InvariantViolation, StepwireError, UnavailableError
 from stepwire.grpc_errors import is_retryable
 
@@ -34,7 +37,7 @@ Outcome = op.OperationResult | Future[Any]
 
 TASKS = ("generate",)
 # Looking stays possible while the engine shuts down.
-_ANSWERED_WHILE_DRAINING = (op.IsPaused, op.IsSleeping, op.CheckHealth, op.DumpState)
+_ANSWERED_WHILE_DRAINING = (op.IsPaused, op.IsSleeping, op.CheckHealth, op.DumpState, wop.GetWeightVersion)
 _TOO_LATE = RequestError("DEADLINE", "the operation did not complete within the timeout of the call")
 
 
@@ -45,7 +48,8 @@ class Utilities:
         self._proc = proc
         self._core = proc.core
         self._pause = PauseControl(proc.core, proc.lifecycle)
-        self._sleep = SleepControl(proc.core, proc.lifecycle, self._pause)
+        self._weights = WeightControl(proc.core, self._pause, proc.republish_stats)
+        self._sleep = SleepControl(proc.core, proc.lifecycle, self._pause, self._weights)
         self._profile = ProfileControl(proc.core.executor, profile_dir)
         self._pending: dict[UtilityCall, Future[op.OperationResult]] = {}
         self._is_draining = False
@@ -65,6 +69,13 @@ class Utilities:
             op.GetKVCacheMetadata: self._get_kv_cache_metadata,
             op.ExecuteDummyBatch: self._execute_dummy_batch,
             op.Drain: self._drain,
+            # Text models have no such caches: those that are named are empty.
+            op.ResetEncoderCache: lambda _: op.ResetEncoderCacheResult(),
+            wop.ReloadWeights: self._with_weights(lambda call: self._weights.reload(call.path)),
+            wop.StartWeightUpdate: self._with_weights(lambda call: self._weights.start_update(call.version)),
+            wop.UpdateWeights: self._with_weights(self._weights.update),
+            wop.FinishWeightUpdate: self._with_weights(self._weights.finish_update),
+            wop.GetWeightVersion: lambda _: self._weights.version,
         }
 
     # -- what the loop tells -----------------------------------------------------------------------------------------
@@ -85,7 +96,7 @@ class Utilities:
     def _handle(self, call: UtilityCall) -> None:
         try:
             outcome = self._run(call.operation)
-        except InvariantViolation:
+        except (InvariantViolation, ExecutorFailedError):
             raise
         except Exception as error:
             self._answer(call, _as_error(error))
@@ -119,6 +130,7 @@ class Utilities:
         """The engine shuts down: nothing is held back any more. False = its requests can not end by themselves."""
         self._is_draining = True
         self._sleep.end(_draining_error())
+        self._weights.end()
         can_run = not self._sleep.has_released_memory
         if can_run:
             self._pause.end(_draining_error())
@@ -152,7 +164,15 @@ class Utilities:
 
     def _resume(self, _: op.Resume) -> op.ResumeResult:
         self._sleep.require_awake()
+        self._weights.require_no_update()
         return self._pause.resume()
+
+    def _with_weights(self, change: Callable[[Any], op.OperationResult]) -> Callable[[Any], op.OperationResult]:
+        def handler(call: Any) -> op.OperationResult:
+            self._sleep.require_weights()
+            return change(call)
+
+        return handler
 
     def _get_kv_cache_metadata(self, _: op.GetKVCacheMetadata) -> op.GetKVCacheMetadataResult:
         config = self._core.config

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from engine_core import operations as op
+from engine_core import weight_operations as wop
 from engine_core.messages import UtilityResult
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.errors import InvalidRequestError, StepwireError
@@ -47,6 +48,14 @@ def _wake_up(args: control.WakeUpArgs) -> op.WakeUp:
     return op.WakeUp(frozenset(_member(_TAGS, tag, "tags") for tag in args.tags))
 
 
+def _update_weights(args: control.UpdateWeightsArgs) -> wop.UpdateWeights:
+    pieces = tuple(
+        wop.TensorPiece(tensor.name, tensor.dtype, tuple(tensor.shape), tensor.offset, tensor.data)
+        for tensor in args.tensors
+    )
+    return wop.UpdateWeights(args.update_id, pieces, args.path)
+
+
 def _member(members: dict[Any, Member], value: int, field: str) -> Member:
     if value not in members:
         raise InvalidRequestError(f"{field}: {value} is not a value that this engine knows")
@@ -68,6 +77,12 @@ _DECODERS: dict[str, Callable[[Any], op.Operation]] = {
     "get_supported_tasks": lambda _: op.GetSupportedTasks(),
     "get_kv_cache_metadata": lambda _: op.GetKVCacheMetadata(),
     "execute_dummy_batch": lambda args: op.ExecuteDummyBatch(args.num_tokens),
+    "reset_encoder_cache": lambda _: op.ResetEncoderCache(),
+    "reload_weights": lambda args: wop.ReloadWeights(args.path),
+    "start_weight_update": lambda args: wop.StartWeightUpdate(args.version),
+    "update_weights": _update_weights,
+    "finish_weight_update": lambda args: wop.FinishWeightUpdate(args.update_id, args.discard),
+    "get_weight_version": lambda _: wop.GetWeightVersion(),
     "drain": lambda args: op.Drain(args.timeout_ms / 1000 if args.timeout_ms else None, args.reason),
 }
 
@@ -189,6 +204,27 @@ _ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     op.ExecuteDummyBatchResult: (
         "execute_dummy_batch",
         lambda result: control.ExecuteDummyBatchResult(duration_us=int(result.duration_s * 1e6)),
+    ),
+    op.ResetEncoderCacheResult: ("reset_encoder_cache", lambda _: control.ResetEncoderCacheResult()),
+    wop.ReloadWeightsResult: (
+        "reload_weights",
+        lambda result: control.ReloadWeightsResult(version=result.version, loaded_bytes=result.num_bytes),
+    ),
+    wop.StartWeightUpdateResult: (
+        "start_weight_update",
+        lambda result: control.StartWeightUpdateResult(update_id=result.update_id),
+    ),
+    wop.UpdateWeightsResult: (
+        "update_weights",
+        lambda result: control.UpdateWeightsResult(tensors_received=result.num_tensors),
+    ),
+    wop.FinishWeightUpdateResult: (
+        "finish_weight_update",
+        lambda result: control.FinishWeightUpdateResult(version=result.version),
+    ),
+    wop.GetWeightVersionResult: (
+        "get_weight_version",
+        lambda result: control.GetWeightVersionResult(version=result.version),
     ),
     op.DrainResult: ("drain", lambda result: pb.DrainResult(requests_in_flight=result.num_requests)),
 }

@@ -264,6 +264,7 @@ class FrameEncoder:
             oldest_waiting_ms=0 if oldest is None else _to_ms(self._clock() - oldest),
             state=_STATES[self._lifecycle.state],
             frontends=self._num_frontends(),
+            weight_version=stats.weight_version,
         )
 
     def _pong(self, pong: Pong) -> pb.Pong:
@@ -314,6 +315,7 @@ def _fill_config(ready: pb.Ready, config: ResolvedConfig) -> None:
     if config.scheduling_policy is SchedulingPolicy.PRIORITY:
         ready.features.append(_PRIORITY)
     ready.structured_output_kinds.extend(config.structured_output_kinds)
+    ready.weight_version = config.served_model.weight_version
     ready.kv_cache_max_concurrency = config.kv_cache_tokens / config.max_model_len
 
 

@@ -56,7 +56,7 @@ class ServingModel:
 
     def is_same(self, facts: EngineFacts) -> bool:
         """Whether requests prepared here may run on an engine with these facts."""
-        return self.facts.identity == facts.identity
+        return self.facts.text_identity == facts.text_identity
 
     def close(self) -> None:
         """Retire, and let go of the threads."""

@@ -291,8 +291,13 @@ class FakeEngineSession:
     def _batch(
         self, handles: list[int] | None, token_ids: list[int] | None, outputs: list[pb.RequestOutput] | None
     ) -> pb.ConnectResponse:
+        ready = self._engine.ready
         stats = pb.SchedulerStats(
-            running=len(self.live), steps=self._step, state=self._engine.ready.state, kv_blocks_total=100
+            running=len(self.live),
+            steps=self._step,
+            state=ready.state,
+            kv_blocks_total=100,
+            weight_version=ready.weight_version,
         )
         batch = pb.EngineCoreOutputs(
             step=self._step,

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine_core.config import EngineSettings
 from engine_core.model_executor.device_thread import DeviceThread
-from engine_core.model_executor.executor import FailureCallback, MemoryPart, ModelInfo, WorkerHealth
+from engine_core.model_executor.executor import FailureCallback, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import LogprobsParams, RequestKey
 from engine_core.structured_output.bitmask import GrammarBitmask
@@ -39,6 +39,11 @@ _WORDS = {200: b"ab", 201: b"yes", 202: b'{"', 203: "é".encode(), 204: b"\xc3",
 FAKE_VOCABULARY = Vocabulary(
     tuple(_WORDS.get(i, bytes([i]) if 32 <= i < 127 or i == 10 else b"") for i in range(VOCAB_SIZE))
 )
+
+
+# Never looked at: answers do not depend on them.
+FAKE_WEIGHTS = {"embed": np.zeros((4, 2), np.float32), "head": np.zeros(3, np.float32)}
+FAKE_WEIGHTS_BYTES = {name: values.tobytes() for name, values in FAKE_WEIGHTS.items()}
 
 
 def next_token(token_ids: list[int]) -> int:
@@ -66,6 +71,10 @@ class FakeExecutor:
         self.scheduler_outputs: list[SchedulerOutput] = []
         self.num_dummy_tokens: list[int] = []
         self.released: set[MemoryPart] = set()
+        self.weights = dict(FAKE_WEIGHTS_BYTES)
+        self.loaded_from: list[Path] = []
+        # Raised by the next change of the weights.
+        self.weight_failure: Exception | None = None
         self._is_profiling = False
         self._num_blocks = settings.num_blocks or 1024
         self._token_ids: dict[RequestKey, list[int]] = {}
@@ -187,6 +196,25 @@ class FakeExecutor:
     def restore_memory(self, part: MemoryPart) -> None:
         self.released.remove(part)
 
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: np.shape(values) for name, values in FAKE_WEIGHTS.items()}
+
+    def update_weights(self, tensors: list[WeightTensor]) -> None:
+        if self.weight_failure is not None:
+            raise self.weight_failure
+        self.weights.update({tensor.name: bytes(tensor.data) for tensor in tensors})
+
+    def load_weights(self, directory: Path) -> int:
+        if self.weight_failure is not None:
+            raise self.weight_failure
+        self.loaded_from.append(directory)
+        self.weights = dict(FAKE_WEIGHTS_BYTES)
+        return sum(map(len, self.weights.values()))
+
+    def discard_weights(self) -> int:
+        self.weights = {}
+        return 500
+
     def start_profile(self) -> None:
         self._is_profiling = True
 
@@ -198,7 +226,7 @@ class FakeExecutor:
         return [str(path)]
 
     def _require_memory(self) -> None:
-        if self.released:
+        if self.released or not self.weights:
             raise RuntimeError("the model was run without its memory")
 
     def shutdown(self) -> None:

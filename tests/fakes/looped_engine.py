@@ -30,7 +30,11 @@ class LoopedEngine:
     """Calls in, turns of the loop, what came out."""
 
     def __init__(
-        self, profile_dir: Path | None = None, kv_event_feed: KVEventFeed | None = None, **settings: object
+        self,
+        profile_dir: Path | None = None,
+        kv_event_feed: KVEventFeed | None = None,
+        model_dir: Path = Path(),
+        **settings: object,
     ) -> None:
         self.now = 0.0
         defaults: dict[str, object] = {
@@ -41,7 +45,7 @@ class LoopedEngine:
         }
         engine_settings = EngineSettings(**{**defaults, **settings})  # type: ignore[arg-type]
         self.executor = FakeExecutor(engine_settings, lambda error: None)
-        loaded = LoadedModel(self.executor, ServedModel("fake", "", ""), b"")
+        loaded = LoadedModel(self.executor, ServedModel("fake", "", "", "at-start", model_dir), b"")
         started = start_engine(engine_settings, lambda *_: loaded, lambda _: None, lambda: None, lambda: self.now)
         self.lifecycle = EngineLifecycle()
         for state in (EngineState.WARMING_UP, EngineState.RUNNING):

@@ -16,10 +16,12 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from safetensors.numpy import save_file
 
-from fakes.fake_executor import SLOW_TOKEN
+from fakes.fake_executor import FAKE_WEIGHTS, SLOW_TOKEN
 from frontend.admin_server import SERVICE_NAME
 from frontend.engine_client.engine_facts import EngineState
+from frontend.engine_client.fan_out import MAX_ARGS_BYTES
 from running_engine import RunningEngine, running_engine
 from running_frontend import SERVING, RunningFrontend, failure_of, running_frontend
 from stepwire.v1 import admin_service_pb2 as pb
@@ -80,6 +82,7 @@ class Admin:
 @pytest.fixture
 async def admin(tokenizer_dir: Path, tmp_path: Path) -> AsyncIterator[Admin]:
     flags = ("--num-blocks", "64", "--max-model-len", "-1", "--profile-dir", str(tmp_path / "profiles"))
+    flags += ("--trusted-dirs", str(tmp_path / "weights"))
     with running_engine("--engine-id", FIRST, *flags) as one, running_engine("--engine-id", SECOND, *flags) as two:
         endpoints = [f"127.0.0.1:{engine.port}" for engine in (one, two)]
         async with running_frontend(*endpoints, cache_dir=tmp_path / "cache", tokenizer=str(tokenizer_dir)) as frontend:
@@ -222,7 +225,8 @@ async def test_sleep_takes_an_engine_out_of_rotation_and_waking_brings_it_back(a
     [
         ("Pause", {}, "FIELD_INVALID", grpc.StatusCode.INVALID_ARGUMENT),
         ("Sleep", {"level": 1}, "FIELD_INVALID", grpc.StatusCode.INVALID_ARGUMENT),
-        ("Sleep", {"level": 3, "pause_mode": 3}, "UNSUPPORTED_FEATURE", grpc.StatusCode.UNIMPLEMENTED),
+        ("ReloadWeights", {}, "ENGINE_NOT_PAUSED", grpc.StatusCode.FAILED_PRECONDITION),
+        ("UpdateWeights", {"update_id": "no"}, "WEIGHT_UPDATE_UNKNOWN", grpc.StatusCode.FAILED_PRECONDITION),
         ("StopProfile", {}, "PROFILE_NOT_RUNNING", grpc.StatusCode.FAILED_PRECONDITION),
         ("StartProfile", {"prefix": "../up"}, "FIELD_INVALID", grpc.StatusCode.INVALID_ARGUMENT),
     ],
@@ -290,6 +294,55 @@ async def test_calls_are_logged_with_caller_and_arguments(admin: Admin, caplog: 
     (message,) = [record.getMessage() for record in caplog.records if "admin call" in record.getMessage()]
     assert message.startswith("admin call IsPaused by ipv4:127.0.0.1:")
     assert f'engine_ids: "{FIRST}"' in message
+
+
+async def test_weights_change_on_all_engines_and_are_not_logged(admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
+    await admin.results("Pause", mode=control_pb2.PAUSE_MODE_KEEP)
+    started = await admin.results("StartWeightUpdate", version="step-1")
+    (update_id,) = {result.update_id for result in started.values()}
+    tensor = {"name": "head", "dtype": "float32", "shape": [3], "data": b"PRIVATE" + bytes(5)}
+    with caplog.at_level(logging.INFO, "frontend.api.admin"):
+        staged = await admin.results("UpdateWeights", update_id=update_id, tensors=[tensor])
+    assert {result.tensors_received for result in staged.values()} == {1}
+    (message,) = [record.getMessage() for record in caplog.records if "admin call" in record.getMessage()]
+    assert "12 bytes of head" in message
+    assert "PRIVATE" not in message
+
+    failure = await failure_of(
+        admin.call("UpdateWeights", update_id=update_id, tensors=[{**tensor, "data": bytes(MAX_ARGS_BYTES)}])
+    )
+    assert (failure.code, failure.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["args"])
+    assert str(MAX_ARGS_BYTES) in failure.message
+    finished = await admin.results("FinishWeightUpdate", update_id=update_id)
+    assert {result.version for result in finished.values()} == {"step-1"}
+    connections = admin.frontend.process.frontend.pool.connections
+    await admin.frontend.wait_until(
+        lambda: {connection.facts.weight_version for connection in connections} == {"step-1"}
+    )
+
+
+async def test_the_command_line_reloads_weights(admin: Admin, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    save_file(FAKE_WEIGHTS, tmp_path / "weights" / "model.safetensors")
+    assert (await admin.cli("pause")).code == 0
+    shown = await admin.cli("reload-weights", "--path", str(tmp_path / "weights"))
+    assert (shown.code, shown.err) == (0, "")
+    assert "loaded bytes" in shown.out
+    versions = {result.version for result in (await admin.results("GetWeightVersion")).values()}
+    assert all(version.startswith("sha256:") for version in versions)
+    shown = await admin.cli("weight-version")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.out.splitlines() if line[0] == "│"]
+    assert rows == [[FIRST, *versions], [SECOND, *versions]]
+    for arguments in (
+        ("start-weight-update", "step-2"),
+        ("update-weights", "step-2", "--path", str(tmp_path / "weights")),
+        ("finish-weight-update", "step-2"),
+        ("reset-encoder-cache",),
+    ):
+        shown = await admin.cli(*arguments)
+        assert (shown.code, shown.err) == (0, "")
+        assert FIRST in shown.out
+    assert {result.version for result in (await admin.results("GetWeightVersion")).values()} == {"step-2"}
 
 
 async def test_log_levels_change_until_they_change_back(admin: Admin) -> None:

@@ -114,6 +114,27 @@ async def test_engine_may_come_back_with_another_model(frontend: RunningFrontend
         assert old.is_retired
 
 
+async def test_weights_that_change_under_a_session_change_the_fingerprint_and_not_the_model(
+    frontend: RunningFrontend, engine: FakeEngine
+):
+    before = await frontend.generation.Generate(request())
+    model = frontend.process.frontend.model
+    engine.ready.weight_version = "v2"
+    # Its statistics come with what it generates.
+    await frontend.generation.Generate(request())
+    (connection,) = frontend.process.frontend.pool.connections
+    await frontend.wait_until(lambda: connection.facts.weight_version == "v2")
+    after = await frontend.generation.Generate(request())
+    assert after.system_fingerprint != before.system_fingerprint
+    # Prepared requests stay right, so that a new stream to the same engine costs nobody anything.
+    await engine.kill()
+    await frontend.wait_for_health(NOT_SERVING)
+    await engine.start(engine.port)
+    await frontend.wait_for_health(SERVING)
+    assert frontend.process.frontend.model is model
+    assert not model.is_retired
+
+
 async def test_engine_that_answers_no_ping_is_dropped(engine: FakeEngine, tmp_path):
     engine.ready.ping_interval_ms, engine.ready.ping_timeout_ms = 100, 1500
     async with running_frontend(engine.endpoint, cache_dir=tmp_path) as running:

@@ -9,10 +9,11 @@ from unittest.mock import Mock
 import pytest
 
 from engine_core.core import StepError
-from engine_core.core_proc import EngineCoreProc, ExecutorFailedError
+from engine_core.core_proc import EngineCoreProc
 from engine_core.death import describe_death, start_failure
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import DeathCause
+from engine_core.model_executor.executor import ExecutorFailedError
 from engine_core.reason_counter import ReasonCounter
 from engine_core.shutdown import ShutdownController
 from stepwire.errors import InvariantViolation

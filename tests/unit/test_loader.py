@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from engine_core.config import EngineSettings
 from engine_core.model_executor import loader
+from engine_core.model_executor.checkpoint import checkpoint_files, num_parameters, read_headers
 from engine_core.model_executor.loader import LoadedModel, load_model
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
 from engine_core.model_executor.startup_error import StartupError
@@ -69,7 +70,9 @@ def test_shards_are_counted_and_other_weight_files_are_not(saved, tmp_path):
     shutil.copy(saved / "model.safetensors", tmp_path / "consolidated.safetensors")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     tensors = load_file(saved / "model.safetensors")
-    assert loader._num_parameters(tmp_path) == sum(tensor.numel() for tensor in tensors.values())
+    assert num_parameters(read_headers(checkpoint_files(tmp_path))) == sum(
+        tensor.numel() for tensor in tensors.values()
+    )
 
 
 def test_a_missing_shard(saved, tmp_path):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from safetensors.numpy import save_file
 
 from engine_core import operations as op
 from engine_core.lifecycle import EngineState
 from engine_core.model_executor.executor import MemoryPart
 from engine_core.operations import PauseMode, SleepLevel, WakeTag
 from engine_core.scheduler.output import FinishReason, RequestError
+from fakes.fake_executor import FAKE_WEIGHTS
 from fakes.looped_engine import LoopedEngine
 
 ALL = frozenset(WakeTag)
@@ -104,11 +108,31 @@ def test_a_sleep_without_mode_needs_a_pause(engine: LoopedEngine) -> None:
     assert engine.call(offload(None)) == op.SleepResult(2000)
 
 
-def test_a_level_that_this_engine_can_not_do_is_named(engine: LoopedEngine) -> None:
-    outcome = engine.call(op.Sleep(SleepLevel.DISCARD_ALL, PauseMode.KEEP))
-    assert reason_of(outcome) == "UNSUPPORTED_FEATURE"
-    assert "DISCARD_ALL" in outcome.message
-    assert engine.call(op.IsPaused()) == op.IsPausedResult(None, is_pending=False)
+def test_discarded_weights_come_back_from_disk(tmp_path: Path) -> None:
+    save_file(FAKE_WEIGHTS, tmp_path / "model.safetensors")
+    engine = LoopedEngine(model_dir=tmp_path)
+    engine.add(1, max_tokens=12)
+    engine.turn(4)
+    assert engine.call(op.Sleep(SleepLevel.DISCARD_ALL, PauseMode.KEEP)) == op.SleepResult(500 + 1000)
+    assert (engine.executor.weights, engine.executor.released) == ({}, {MemoryPart.KV_CACHE})
+    assert engine.call(op.IsSleeping()) == op.IsSleepingResult(SleepLevel.DISCARD_ALL, ALL)
+
+    engine.call(op.WakeUp(frozenset({WakeTag.WEIGHTS})))
+    assert engine.executor.loaded_from == [tmp_path]
+    assert engine.call(op.WakeUp()) == op.WakeUpResult(frozenset())
+    assert engine.executor.loaded_from == [tmp_path]
+    engine.run()
+    assert len(engine.tokens[1]) == 12
+
+
+def test_weights_that_are_gone_from_disk_stay_asleep(tmp_path: Path) -> None:
+    engine = LoopedEngine(model_dir=tmp_path)
+    engine.call(op.Sleep(SleepLevel.DISCARD_ALL, PauseMode.KEEP))
+    assert reason_of(engine.call(op.WakeUp())) == "WEIGHTS_UNUSABLE"
+    assert engine.call(op.IsSleeping()).asleep == ALL
+    save_file(FAKE_WEIGHTS, tmp_path / "model.safetensors")
+    assert engine.call(op.WakeUp()) == op.WakeUpResult(frozenset())
+    assert engine.state is EngineState.RUNNING
 
 
 def test_waking_an_awake_engine_changes_nothing(engine: LoopedEngine) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from stepwire.v1 import admin_service_pb2 as pb
 from stepwire.v1 import control_pb2 as control
-from stepwire_client import cli_admin_tables, cli_printing
-from stepwire_client.admin_client import DEFAULT_ADMIN_TARGET, AdminClient
-from stepwire_client.cli_session import FAILED, reported
+from stepwire_client import cli_admin_weights
+from stepwire_client.admin_client import DEFAULT_ADMIN_TARGET
+from stepwire_client.cli_admin_call import DEFAULT_TIMEOUT_S, Engines, Json, Target, Timeout, run, selector
 
 app = typer.Typer(help="Operations on a frontend and its engines; talks to the admin port.", no_args_is_help=True)
+app.add_typer(cli_admin_weights.app)
 
 
 class Mode(enum.Enum):
@@ -40,10 +41,6 @@ class Tag(enum.Enum):
     SCHEDULING = "scheduling"
 
 
-Target = Annotated[str, typer.Option(help="host:port of the frontend's admin port.")]
-Engines = Annotated[list[str] | None, typer.Option("--engine", help="Engine id; repeatable. None = all attached.")]
-Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds until the engines answer that it took too long.")]
-Json = Annotated[bool, typer.Option("--json", help="Write the response as JSON.")]
 PauseMode = Annotated[Mode, typer.Option(help="abort ends requests, wait lets running ones finish, keep freezes.")]
 ClearCache = Annotated[bool, typer.Option("--clear-cache", help="Afterwards forget the prefix cache.")]
 SleepLevel = Annotated[Level, typer.Option(help="What is given back.")]
@@ -60,9 +57,6 @@ Reason = Annotated[str, typer.Option(help="For the logs.")]
 LogLevel = Annotated[str, typer.Argument(help="DEBUG, INFO, WARNING, ERROR or CRITICAL.")]
 Logger = Annotated[str, typer.Option(help="Name of a logger; empty = all.")]
 
-# Enough for anything but a pause that waits for long answers.
-DEFAULT_TIMEOUT_S = 60.0
-
 
 @app.command()
 def pause(
@@ -75,7 +69,7 @@ def pause(
 ) -> None:
     """Stop scheduling; returns when the engines are idle in the sense of the mode."""
     args = control.PauseArgs(mode=_mode(mode), clear_cache=clear_cache)
-    _run("Pause", pb.PauseRequest(engines=_selector(engine), args=args), target, timeout, json)
+    run("Pause", pb.PauseRequest(engines=selector(engine), args=args), target, timeout, json)
 
 
 @app.command()
@@ -86,7 +80,7 @@ def resume(
     json: Json = False,
 ) -> None:
     """Schedule again."""
-    _run("Resume", pb.ResumeRequest(engines=_selector(engine)), target, timeout, json)
+    run("Resume", pb.ResumeRequest(engines=selector(engine)), target, timeout, json)
 
 
 @app.command()
@@ -97,7 +91,7 @@ def is_paused(
     json: Json = False,
 ) -> None:
     """Show the pause state."""
-    _run("IsPaused", pb.IsPausedRequest(engines=_selector(engine)), target, timeout, json)
+    run("IsPaused", pb.IsPausedRequest(engines=selector(engine)), target, timeout, json)
 
 
 @app.command()
@@ -113,7 +107,7 @@ def sleep(
     args = control.SleepArgs(level=control.SleepLevel.Value(f"SLEEP_LEVEL_{level.name}"))
     if mode is not None:
         args.pause_mode = _mode(mode)
-    _run("Sleep", pb.SleepRequest(engines=_selector(engine), args=args), target, timeout, json)
+    run("Sleep", pb.SleepRequest(engines=selector(engine), args=args), target, timeout, json)
 
 
 @app.command()
@@ -126,7 +120,7 @@ def wake_up(
 ) -> None:
     """Bring back what sleeps."""
     args = control.WakeUpArgs(tags=[control.WakeTag.Value(f"WAKE_TAG_{one.name}") for one in tag or ()])
-    _run("WakeUp", pb.WakeUpRequest(engines=_selector(engine), args=args), target, timeout, json)
+    run("WakeUp", pb.WakeUpRequest(engines=selector(engine), args=args), target, timeout, json)
 
 
 @app.command()
@@ -137,7 +131,7 @@ def is_sleeping(
     json: Json = False,
 ) -> None:
     """Show what sleeps."""
-    _run("IsSleeping", pb.IsSleepingRequest(engines=_selector(engine)), target, timeout, json)
+    run("IsSleeping", pb.IsSleepingRequest(engines=selector(engine)), target, timeout, json)
 
 
 @app.command()
@@ -150,8 +144,21 @@ def reset_prefix_cache(
 ) -> None:
     """Forget all cached prefixes."""
     args = control.ResetPrefixCacheArgs(reset_running_requests=reset_running_requests)
-    request = pb.ResetPrefixCacheRequest(engines=_selector(engine), args=args)
-    _run("ResetPrefixCache", request, target, timeout, json)
+    request = pb.ResetPrefixCacheRequest(engines=selector(engine), args=args)
+    run("ResetPrefixCache", request, target, timeout, json)
+
+
+@app.command()
+def reset_encoder_cache(
+    target: Target = DEFAULT_ADMIN_TARGET,
+    engine: Engines = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+) -> None:
+    """Forget cached inputs of other kinds than text; models of text have none."""
+    args = control.ResetEncoderCacheArgs(input_cache=True, encoder_cache=True)
+    request = pb.ResetEncoderCacheRequest(engines=selector(engine), args=args)
+    run("ResetEncoderCache", request, target, timeout, json)
 
 
 @app.command()
@@ -165,7 +172,7 @@ def start_profile(
 ) -> None:
     """Record what the engines do; needs their --profile-dir."""
     args = control.StartProfileArgs(num_steps=num_steps, prefix=prefix)
-    _run("StartProfile", pb.StartProfileRequest(engines=_selector(engine), args=args), target, timeout, json)
+    run("StartProfile", pb.StartProfileRequest(engines=selector(engine), args=args), target, timeout, json)
 
 
 @app.command()
@@ -176,7 +183,7 @@ def stop_profile(
     json: Json = False,
 ) -> None:
     """Write the profile, on the engines' machines."""
-    _run("StopProfile", pb.StopProfileRequest(engines=_selector(engine)), target, timeout, json)
+    run("StopProfile", pb.StopProfileRequest(engines=selector(engine)), target, timeout, json)
 
 
 @app.command()
@@ -190,7 +197,7 @@ def dump_state(
 ) -> None:
     """Show blocks, queues and broken invariants; never what is in a prompt."""
     args = control.DumpStateArgs(include_requests=requests, include_stacks=stacks)
-    _run("DumpState", pb.DumpStateRequest(engines=_selector(engine), args=args), target, timeout, json)
+    run("DumpState", pb.DumpStateRequest(engines=selector(engine), args=args), target, timeout, json)
 
 
 @app.command()
@@ -201,7 +208,7 @@ def check_health(
     json: Json = False,
 ) -> None:
     """Ask every worker of the engines."""
-    _run("CheckHealth", pb.CheckHealthRequest(engines=_selector(engine)), target, timeout, json)
+    run("CheckHealth", pb.CheckHealthRequest(engines=selector(engine)), target, timeout, json)
 
 
 @app.command()
@@ -212,7 +219,7 @@ def get_supported_tasks(
     json: Json = False,
 ) -> None:
     """List what the model can do."""
-    _run("GetSupportedTasks", pb.GetSupportedTasksRequest(engines=_selector(engine)), target, timeout, json)
+    run("GetSupportedTasks", pb.GetSupportedTasksRequest(engines=selector(engine)), target, timeout, json)
 
 
 @app.command()
@@ -223,7 +230,7 @@ def get_kv_cache_metadata(
     json: Json = False,
 ) -> None:
     """Show how the KV cache is laid out."""
-    _run("GetKvCacheMetadata", pb.GetKvCacheMetadataRequest(engines=_selector(engine)), target, timeout, json)
+    run("GetKvCacheMetadata", pb.GetKvCacheMetadataRequest(engines=selector(engine)), target, timeout, json)
 
 
 @app.command()
@@ -238,7 +245,7 @@ def drain(
     """Refuse new requests at this frontend; running ones finish. Not to be undone but by a restart."""
     timeout_ms = round(drain_timeout * 1000)
     request = pb.DrainRequest(timeout_ms=timeout_ms, include_engines=include_engines, reason=reason)
-    _run("Drain", request, target, timeout, json)
+    run("Drain", request, target, timeout, json)
 
 
 @app.command()
@@ -246,7 +253,7 @@ def drain_status(
     target: Target = DEFAULT_ADMIN_TARGET, timeout: Timeout = DEFAULT_TIMEOUT_S, json: Json = False
 ) -> None:
     """Show how far a drain is."""
-    _run("GetDrainStatus", pb.GetDrainStatusRequest(), target, timeout, json)
+    run("GetDrainStatus", pb.GetDrainStatusRequest(), target, timeout, json)
 
 
 @app.command()
@@ -258,22 +265,7 @@ def set_log_level(
     json: Json = False,
 ) -> None:
     """Change what this frontend logs, until its next start."""
-    _run("SetLogLevel", pb.SetLogLevelRequest(logger=logger, level=level), target, timeout, json)
-
-
-def _run(method: str, request: Any, target: str, timeout: float, json: bool) -> None:
-    with reported(target, timeout), AdminClient(target) as client:
-        response = client.call(getattr(client.stub, method), request, timeout_s=timeout)
-        if json:
-            cli_printing.write_json(response)
-        else:
-            cli_admin_tables.print_response(response)
-    if cli_admin_tables.has_errors(response):
-        raise typer.Exit(FAILED)
-
-
-def _selector(engine_ids: list[str] | None) -> pb.EngineSelector:
-    return pb.EngineSelector(engine_ids=engine_ids or ())
+    run("SetLogLevel", pb.SetLogLevelRequest(logger=logger, level=level), target, timeout, json)
 
 
 def _mode(mode: Mode) -> control.PauseMode.ValueType:

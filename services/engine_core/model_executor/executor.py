@@ -19,6 +19,13 @@ from engine_core.structured_output.bitmask import GrammarBitmask
 # Called from any thread when the executor can not go on; the cause travels to every frontend.
 FailureCallback = Callable[[BaseException], None]
 
+# Types in which weights may be handed over, and the bytes of a value; each weight keeps its own type.
+WEIGHT_DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class ExecutorFailedError(Exception):
+    """The executor can not go on."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -51,6 +58,16 @@ class WorkerHealth:
     rank: int
     is_healthy: bool
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTensor:
+    """One whole weight by value: row-major, little-endian."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytearray
 
 
 class Executor(Protocol):
@@ -89,6 +106,21 @@ class Executor(Protocol):
 
     def restore_memory(self, part: MemoryPart) -> None:
         """Take it again. What the workers know of the requests has stayed; after KV_CACHE all blocks are empty."""
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The weights by the names of a checkpoint, whole, also while they are discarded; tied ones once."""
+
+    def update_weights(self, tensors: list[WeightTensor]) -> None:
+        """Overwrite these weights, which were checked; the others stay. A failure leaves them undefined."""
+
+    def load_weights(self, directory: Path) -> int:
+        """All weights from a checkpoint, over the old ones or after a discard; returns their bytes.
+
+        Raises StartupError, and then nothing has changed; ExecutorFailedError when that can not be said.
+        """
+
+    def discard_weights(self) -> int:
+        """Drop the weights, between two steps; returns the bytes. Nothing may run before `load_weights`."""
 
     def start_profile(self) -> None:
         """Record until `stop_profile`. The caller keeps them in turn."""

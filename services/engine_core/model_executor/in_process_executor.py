@@ -14,7 +14,7 @@ import torch
 
 from engine_core.config import EngineSettings
 from engine_core.model_executor.device_thread import DeviceThread
-from engine_core.model_executor.executor import MemoryPart, ModelInfo, WorkerHealth
+from engine_core.model_executor.executor import MemoryPart, ModelInfo, WeightTensor, WorkerHealth
 from engine_core.model_executor.kv_cache_size import determine_num_blocks
 from engine_core.model_executor.loader import LoadedModel, load_model
 from engine_core.model_executor.model_cache import Progress
@@ -106,6 +106,22 @@ class InProcessExecutor:
             self._device_thread.run(self._running().restore_kv_cache)
         else:
             self._device_thread.run(self._running().move_weights, self._device)
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        return self._running().weights.shapes
+
+    def update_weights(self, tensors: list[WeightTensor]) -> None:
+        self._device_thread.run(self._running().weights.update, tensors)
+
+    def load_weights(self, directory: Path) -> int:
+        num_bytes = self._device_thread.run(self._running().weights.load, directory)
+        self._empty_cache()
+        return num_bytes
+
+    def discard_weights(self) -> int:
+        freed_bytes = self._device_thread.run(self._running().weights.discard)
+        self._empty_cache()
+        return freed_bytes
 
     def start_profile(self) -> None:
         # A recording sees the thread that starts it.

@@ -6,19 +6,18 @@ does not suffice, is one sentence and not a crash minutes later.
 
 from __future__ import annotations
 
-import json
-import math
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from engine_core.config import EngineSettings
 from engine_core.model_executor.attention import transformers_interface
+from engine_core.model_executor.checkpoint import CheckpointError, checkpoint_files, num_parameters, read_headers
 from engine_core.model_executor.host_memory import available_bytes, format_gib
 from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.models.support import require_supported
@@ -47,10 +46,24 @@ def load_model(settings: EngineSettings, path: Path, progress: Progress) -> Load
     config = _read_config(settings, path)
     require_supported(settings.model, config)
     dtype = _choose_dtype(settings, config, device)
-    _require_memory(settings, path, dtype, device)
+    name = f"--model {settings.model}"
+    _require_memory(name, path, dtype, device)
     progress(f"loading {settings.model} in {str(dtype).removeprefix('torch.')} on {device}")
-    module = _load_module(settings, path, config, dtype, device)
+    module = _load_module(name, path, config, dtype, device)
+    if device.type == "cpu":
+        _copy_out_of_files(module)
     return LoadedModel(module.eval(), config.get_text_config(), dtype, device)
+
+
+def load_again(running: LoadedModel, path: Path, device: torch.device) -> torch.nn.Module:
+    """Another module like the running one, with the weights in `path`. Raises StartupError.
+
+    The configuration is the running model's: whatever lies in `path`, only its weights count.
+    """
+    config: Any = running.module.config
+    _require_memory(str(path), path, running.dtype, device)
+    # A copy, because loading writes to it.
+    return _load_module(str(path), path, copy.deepcopy(config), running.dtype, device)
 
 
 def _choose_device(settings: EngineSettings) -> torch.device:
@@ -75,13 +88,13 @@ def _read_config(settings: EngineSettings, path: Path) -> Any:
         raise StartupError(f"--model {settings.model}: config.json can not be used ({_first_line(error)})") from error
 
 
-def _load_module(
-    settings: EngineSettings, path: Path, config: Any, dtype: torch.dtype, device: torch.device
-) -> torch.nn.Module:
+def _load_module(name: str, path: Path, config: Any, dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
     transformers_interface.register()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers' own
     # What comes back depends on the arguments, and transformers' annotation does not say so.
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained
+    # Without one it wants a file of that, or of the config, beside the weights. Nothing here uses it.
+    generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # transformers' own
     try:
         module, report = from_pretrained(
             path,
@@ -90,47 +103,40 @@ def _load_module(
             device_map=str(device),
             attn_implementation=transformers_interface.NAME,
             local_files_only=True,
+            # Never pickles, which run code.
+            use_safetensors=True,
+            generation_config=generation_config,
             output_loading_info=True,
         )
     except Exception as error:
         # Corrupt files, missing quantisation packages, shapes that differ: all are this model's fault.
-        raise StartupError(f"--model {settings.model}: can not be loaded ({_first_line(error)})") from error
+        raise StartupError(f"{name}: can not be loaded ({_first_line(error)})") from error
     if report["missing_keys"]:
         # transformers fills them with random numbers and goes on.
         example = min(report["missing_keys"])
-        raise StartupError(f"--model {settings.model}: the checkpoint lacks weights, {example} among them")
+        raise StartupError(f"{name}: the checkpoint lacks weights, {example} among them")
     loaded: torch.nn.Module = module
     return loaded
 
 
-def _require_memory(settings: EngineSettings, path: Path, dtype: torch.dtype, device: torch.device) -> None:
+def _copy_out_of_files(module: torch.nn.Module) -> None:
+    """What is loaded to a CPU in its own type is a mapping of the file: whoever overwrites that ends the engine."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def _require_memory(name: str, path: Path, dtype: torch.dtype, device: torch.device) -> None:
     try:
-        needed = _num_parameters(path) * dtype.itemsize
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        needed = num_parameters(read_headers(checkpoint_files(path))) * dtype.itemsize
+    except CheckpointError as error:
         # A shard that is missing, a download that broke off.
-        raise StartupError(f"--model {settings.model}: its weights can not be read ({_first_line(error)})") from error
+        raise StartupError(f"{name}: its weights can not be read ({_first_line(error)})") from error
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
     if needed > free:
         raise StartupError(
-            f"--model {settings.model}: the weights need {format_gib(needed)} of memory in "
+            f"{name}: the weights need {format_gib(needed)} of memory in "
             f"{str(dtype).removeprefix('torch.')}, and {format_gib(free)} are free on {device}"
         )
-
-
-def _num_parameters(path: Path) -> int:
-    """From the headers of the checkpoint files: reads no weights."""
-    count = 0
-    for file in _checkpoint_files(path):
-        with safe_open(file, framework="pt") as tensors:
-            count += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-    return count
-
-
-def _checkpoint_files(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        return [path / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    return [path / "model.safetensors"]
 
 
 def _first_line(error: Exception) -> str:

@@ -15,6 +15,7 @@ from engine_core.model_executor.attention.kv_cache import LayerKVCache
 from engine_core.model_executor.attention.metadata import build_attention_metadata
 from engine_core.model_executor.attention.paged_attention import PagedAttention
 from engine_core.model_executor.input_batch import InputBatch
+from engine_core.model_executor.model_weights import ModelWeights
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
 from engine_core.model_executor.sampler.logprobs import pack_prompt, pack_sampled, raw_logprobs
 from engine_core.model_executor.sampler.sampler import sample
@@ -74,6 +75,10 @@ class ModelRunner:
         """Allocate it again; all blocks are empty."""
         if not self._caches:
             self._caches = self._allocate(self._num_blocks, self._block_size)
+
+    @property
+    def weights(self) -> ModelWeights:
+        return self._backend.weights
 
     def move_weights(self, device: torch.device) -> int:
         """Move the weights; returns the bytes that this took off the device they were on, 0 when they were there."""

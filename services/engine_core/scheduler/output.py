@@ -208,6 +208,8 @@ class SchedulerStats:
     # Hits whose stored tokens differed.
     num_collisions: int = 0
     oldest_waiting_time: float | None = None
+    # Put in by the loop when it goes out: the scheduler knows no weights.
+    weight_version: str = ""
 
 
 @dataclass(slots=True)

@@ -21,11 +21,20 @@ from frontend.engine_client.utility_calls import is_error
 from stepwire.errors import InvalidRequestError
 from stepwire.v1 import admin_service_pb2 as pb
 from stepwire.v1 import admin_service_pb2_grpc as pb_grpc
+from stepwire.v1 import control_pb2
 
 logger = logging.getLogger(__name__)
 
 MAX_REASON_CHARS = 200
 MAX_LOGGED_CHARS = 1000
+MAX_NAME_CHARS = 80
+
+
+def _without_data(message: Message, indent: int, as_one_line: bool) -> str | None:
+    """Weights are nothing for a log, and as text they would hold up the event loop."""
+    if not isinstance(message, control_pb2.UpdateWeightsArgs.Tensor):
+        return None
+    return f"{len(message.data)} bytes of {message.name[:MAX_NAME_CHARS]}"
 
 
 def _audited(rpc: Rpc[Any, Any, Any]) -> Rpc[Any, Any, Any]:
@@ -34,7 +43,8 @@ def _audited(rpc: Rpc[Any, Any, Any]) -> Rpc[Any, Any, Any]:
 
     @functools.wraps(rpc)
     async def audited(self: object, request: Message, context: Context) -> Any:
-        arguments = text_format.MessageToString(request, as_one_line=True)[:MAX_LOGGED_CHARS]
+        text = text_format.MessageToString(request, as_one_line=True, message_formatter=_without_data)
+        arguments = text[:MAX_LOGGED_CHARS]
         name = request.DESCRIPTOR.name.removesuffix("Request")
         logger.info("admin call %s by %s: {%s}", name, context.peer(), arguments)
         return await answered(self, request, context)
@@ -64,6 +74,7 @@ class AdminService(pb_grpc.AdminServiceServicer):
         self._drain = drain
 
     ResetPrefixCache = _fan_out(pb.ResetPrefixCacheResponse)
+    ResetEncoderCache = _fan_out(pb.ResetEncoderCacheResponse)
     Pause = _fan_out(pb.PauseResponse)
     Resume = _fan_out(pb.ResumeResponse)
     IsPaused = _fan_out(pb.IsPausedResponse)
@@ -76,6 +87,11 @@ class AdminService(pb_grpc.AdminServiceServicer):
     CheckHealth = _fan_out(pb.CheckHealthResponse)
     GetSupportedTasks = _fan_out(pb.GetSupportedTasksResponse)
     GetKvCacheMetadata = _fan_out(pb.GetKvCacheMetadataResponse)
+    StartWeightUpdate = _fan_out(pb.StartWeightUpdateResponse)
+    UpdateWeights = _fan_out(pb.UpdateWeightsResponse)
+    FinishWeightUpdate = _fan_out(pb.FinishWeightUpdateResponse)
+    ReloadWeights = _fan_out(pb.ReloadWeightsResponse)
+    GetWeightVersion = _fan_out(pb.GetWeightVersionResponse)
 
     @_audited
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:

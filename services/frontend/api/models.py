@@ -78,4 +78,5 @@ def _engine(connection: EngineConnection) -> pb.GetServerInfoResponse.EngineInfo
         info.kv_cache_tokens = facts.kv_cache_tokens
         info.block_size = facts.block_size
         info.max_num_seqs = facts.max_num_seqs
+        info.weight_version = facts.weight_version
     return info

@@ -11,6 +11,7 @@ import copy
 import logging
 import random
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -319,6 +320,15 @@ class EngineConnection:
         self.load = load
         # What the engine has not answered yet came after this snapshot.
         self._num_unreported = self._num_unanswered
+
+    def on_weight_version(self, version: str) -> None:
+        """The only fact of a Ready that changes within a boot; it is here before the first token that shows it.
+
+        Empty = no news.
+        """
+        if self.facts is not None and version and version != self.facts.weight_version:
+            logger.info("engine %s has the weights %s", self.engine_id, version)
+            self.facts = replace(self.facts, weight_version=version)
 
     def on_engine_state(self, state: EngineState) -> None:
         if state is self.engine_state:

@@ -31,7 +31,7 @@ class EngineState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What an engine resolved at its start; valid for one boot of it."""
+    """What an engine resolved at its start; valid for one boot of it, but for the version of its weights."""
 
     engine_id: str
     boot_id: str
@@ -69,6 +69,11 @@ class EngineFacts:
     def identity(self) -> tuple[str, str, str, str]:
         """Engines of one pool must agree on this, or equal requests would get different answers."""
         return (self.model, self.revision, self.tokenizer_sha256, self.weight_version)
+
+    @property
+    def text_identity(self) -> tuple[str, str, str]:
+        """What a prepared request depends on: weights may change under it, its tokens stay right."""
+        return (self.model, self.revision, self.tokenizer_sha256)
 
     @property
     def fingerprint(self) -> str:

@@ -10,7 +10,10 @@ from google.protobuf.message import Message
 from frontend.engine_client.connection import EngineConnection
 from frontend.engine_client.wire import to_engine_error
 from stepwire.engine.v1 import engine_core_pb2 as pb
-from stepwire.errors import StepwireError, UnavailableError
+from stepwire.errors import InvalidRequestError, StepwireError, UnavailableError
+
+# A frame too large for gRPC would end the stream, and a large one holds up everything behind it.
+MAX_ARGS_BYTES = 8 * 2**20
 
 
 async def call_engines(
@@ -20,6 +23,9 @@ async def call_engines(
 
     Raises StepwireError when no attached engine is meant; a missing one among several is an error of that one.
     """
+    if args.ByteSize() > MAX_ARGS_BYTES:
+        size = f"{args.ByteSize()} bytes are more than the {MAX_ARGS_BYTES} of one call"
+        raise InvalidRequestError.of_field("args", f"{size}: a tensor may come in pieces, each with its offset")
     attached = {connection.engine_id: connection for connection in connections if connection.is_attached}
     wanted = list(dict.fromkeys(engine_ids)) or list(attached)
     present = [engine_id for engine_id in wanted if engine_id in attached]

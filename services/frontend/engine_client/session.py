@@ -46,6 +46,8 @@ class SessionListener(Protocol):
 
     def on_load(self, load: EngineLoad) -> None: ...
 
+    def on_weight_version(self, version: str) -> None: ...
+
     def on_engine_state(self, state: EngineState) -> None: ...
 
     def on_batch_gap(self, num_missing: int) -> None: ...
@@ -143,6 +145,8 @@ class EngineSession:
         self._last_batch_seq = batch.batch_seq
         if missing:
             self._listener.on_batch_gap(missing)
+        # Before the outputs: the weights may have made them.
+        self._listener.on_weight_version(batch.stats.weight_version)
         outputs = to_outputs(batch)
         if outputs:
             await self._listener.on_outputs(outputs)

@@ -89,6 +89,11 @@ class AdminServiceStub:
                 request_serializer=stepwire_dot_v1_dot_admin__service__pb2.ResetPrefixCacheRequest.SerializeToString,
                 response_deserializer=stepwire_dot_v1_dot_admin__service__pb2.ResetPrefixCacheResponse.FromString,
                 _registered_method=True)
+        self.ResetEncoderCache = channel.unary_unary(
+                '/stepwire.v1.AdminService/ResetEncoderCache',
+                request_serializer=stepwire_dot_v1_dot_admin__service__pb2.ResetEncoderCacheRequest.SerializeToString,
+                response_deserializer=stepwire_dot_v1_dot_admin__service__pb2.ResetEncoderCacheResponse.FromString,
+                _registered_method=True)
         self.StartProfile = channel.unary_unary(
                 '/stepwire.v1.AdminService/StartProfile',
                 request_serializer=stepwire_dot_v1_dot_admin__service__pb2.StartProfileRequest.SerializeToString,
@@ -118,6 +123,31 @@ class AdminServiceStub:
                 '/stepwire.v1.AdminService/GetKvCacheMetadata',
                 request_serializer=stepwire_dot_v1_dot_admin__service__pb2.GetKvCacheMetadataRequest.SerializeToString,
                 response_deserializer=stepwire_dot_v1_dot_admin__service__pb2.GetKvCacheMetadataResponse.FromString,
+                _registered_method=True)
+        self.StartWeightUpdate = channel.unary_unary(
+                '/stepwire.v1.AdminService/StartWeightUpdate',
+                request_serializer=stepwire_dot_v1_dot_admin__service__pb2.StartWeightUpdateRequest.SerializeToString,
+                response_deserializer=stepwire_dot_v1_dot_admin__service__pb2.StartWeightUpdateResponse.FromString,
+                _registered_method=True)
+        self.UpdateWeights = channel.unary_unary(
+                '/stepwire.v1.AdminService/UpdateWeights',
+                request_serializer=stepwire_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.SerializeToString,
+                response_deserializer=stepwire_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.FromString,
+                _registered_method=True)
+        self.FinishWeightUpdate = channel.unary_unary(
+                '/stepwire.v1.AdminService/FinishWeightUpdate',
+                request_serializer=stepwire_dot_v1_dot_admin__service__pb2.FinishWeightUpdateRequest.SerializeToString,
+                response_deserializer=stepwire_dot_v1_dot_admin__service__pb2.FinishWeightUpdateResponse.FromString,
+                _registered_method=True)
+        self.ReloadWeights = channel.unary_unary(
+                '/stepwire.v1.AdminService/ReloadWeights',
+                request_serializer=stepwire_dot_v1_dot_admin__service__pb2.ReloadWeightsRequest.SerializeToString,
+                response_deserializer=stepwire_dot_v1_dot_admin__service__pb2.ReloadWeightsResponse.FromString,
+                _registered_method=True)
+        self.GetWeightVersion = channel.unary_unary(
+                '/stepwire.v1.AdminService/GetWeightVersion',
+                request_serializer=stepwire_dot_v1_dot_admin__service__pb2.GetWeightVersionRequest.SerializeToString,
+                response_deserializer=stepwire_dot_v1_dot_admin__service__pb2.GetWeightVersionResponse.FromString,
                 _registered_method=True)
 
 
@@ -199,6 +229,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetEncoderCache(self, request, context):
+        """Empties the multimodal caches.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StartProfile(self, request, context):
         """Starts a profile.
         """
@@ -236,6 +273,41 @@ class AdminServiceServicer:
 
     def GetKvCacheMetadata(self, request, context):
         """Layout of the KV cache.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartWeightUpdate(self, request, context):
+        """Opens a weight update on paused engines.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateWeights(self, request, context):
+        """Stages tensors of an open update.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishWeightUpdate(self, request, context):
+        """Puts staged weights in force, or drops them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReloadWeights(self, request, context):
+        """Loads weights from disk on paused engines.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetWeightVersion(self, request, context):
+        """Version of the weights in force.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -294,6 +366,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=stepwire_dot_v1_dot_admin__service__pb2.ResetPrefixCacheRequest.FromString,
                     response_serializer=stepwire_dot_v1_dot_admin__service__pb2.ResetPrefixCacheResponse.SerializeToString,
             ),
+            'ResetEncoderCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetEncoderCache,
+                    request_deserializer=stepwire_dot_v1_dot_admin__service__pb2.ResetEncoderCacheRequest.FromString,
+                    response_serializer=stepwire_dot_v1_dot_admin__service__pb2.ResetEncoderCacheResponse.SerializeToString,
+            ),
             'StartProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.StartProfile,
                     request_deserializer=stepwire_dot_v1_dot_admin__service__pb2.StartProfileRequest.FromString,
@@ -323,6 +400,31 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.GetKvCacheMetadata,
                     request_deserializer=stepwire_dot_v1_dot_admin__service__pb2.GetKvCacheMetadataRequest.FromString,
                     response_serializer=stepwire_dot_v1_dot_admin__service__pb2.GetKvCacheMetadataResponse.SerializeToString,
+            ),
+            'StartWeightUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartWeightUpdate,
+                    request_deserializer=stepwire_dot_v1_dot_admin__service__pb2.StartWeightUpdateRequest.FromString,
+                    response_serializer=stepwire_dot_v1_dot_admin__service__pb2.StartWeightUpdateResponse.SerializeToString,
+            ),
+            'UpdateWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateWeights,
+                    request_deserializer=stepwire_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.FromString,
+                    response_serializer=stepwire_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.SerializeToString,
+            ),
+            'FinishWeightUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishWeightUpdate,
+                    request_deserializer=stepwire_dot_v1_dot_admin__service__pb2.FinishWeightUpdateRequest.FromString,
+                    response_serializer=stepwire_dot_v1_dot_admin__service__pb2.FinishWeightUpdateResponse.SerializeToString,
+            ),
+            'ReloadWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReloadWeights,
+                    request_deserializer=stepwire_dot_v1_dot_admin__service__pb2.ReloadWeightsRequest.FromString,
+                    response_serializer=stepwire_dot_v1_dot_admin__service__pb2.ReloadWeightsResponse.SerializeToString,
+            ),
+            'GetWeightVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWeightVersion,
+                    request_deserializer=stepwire_dot_v1_dot_admin__service__pb2.GetWeightVersionRequest.FromString,
+                    response_serializer=stepwire_dot_v1_dot_admin__service__pb2.GetWeightVersionResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -611,6 +713,33 @@ class AdminService:
             _registered_method=True)
 
     @staticmethod
+    def ResetEncoderCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stepwire.v1.AdminService/ResetEncoderCache',
+            stepwire_dot_v1_dot_admin__service__pb2.ResetEncoderCacheRequest.SerializeToString,
+            stepwire_dot_v1_dot_admin__service__pb2.ResetEncoderCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def StartProfile(request,
             target,
             options=(),
@@ -762,6 +891,141 @@ class AdminService:
             '/stepwire.v1.AdminService/GetKvCacheMetadata',
             stepwire_dot_v1_dot_admin__service__pb2.GetKvCacheMetadataRequest.SerializeToString,
             stepwire_dot_v1_dot_admin__service__pb2.GetKvCacheMetadataResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartWeightUpdate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stepwire.v1.AdminService/StartWeightUpdate',
+            stepwire_dot_v1_dot_admin__service__pb2.StartWeightUpdateRequest.SerializeToString,
+            stepwire_dot_v1_dot_admin__service__pb2.StartWeightUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stepwire.v1.AdminService/UpdateWeights',
+            stepwire_dot_v1_dot_admin__service__pb2.UpdateWeightsRequest.SerializeToString,
+            stepwire_dot_v1_dot_admin__service__pb2.UpdateWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishWeightUpdate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stepwire.v1.AdminService/FinishWeightUpdate',
+            stepwire_dot_v1_dot_admin__service__pb2.FinishWeightUpdateRequest.SerializeToString,
+            stepwire_dot_v1_dot_admin__service__pb2.FinishWeightUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReloadWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stepwire.v1.AdminService/ReloadWeights',
+            stepwire_dot_v1_dot_admin__service__pb2.ReloadWeightsRequest.SerializeToString,
+            stepwire_dot_v1_dot_admin__service__pb2.ReloadWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWeightVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stepwire.v1.AdminService/GetWeightVersion',
+            stepwire_dot_v1_dot_admin__service__pb2.GetWeightVersionRequest.SerializeToString,
+            stepwire_dot_v1_dot_admin__service__pb2.GetWeightVersionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -58,6 +58,8 @@ class AdminServiceStub:
     """Sleep state."""
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ResetPrefixCacheRequest, _admin_service_pb2.ResetPrefixCacheResponse]
     """Empties the prefix cache; the result says whether it could."""
+    ResetEncoderCache: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ResetEncoderCacheRequest, _admin_service_pb2.ResetEncoderCacheResponse]
+    """Empties the multimodal caches."""
     StartProfile: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.StartProfileRequest, _admin_service_pb2.StartProfileResponse]
     """Starts a profile."""
     StopProfile: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.StopProfileRequest, _admin_service_pb2.StopProfileResponse]
@@ -70,6 +72,16 @@ class AdminServiceStub:
     """Tasks of the loaded model."""
     GetKvCacheMetadata: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetKvCacheMetadataRequest, _admin_service_pb2.GetKvCacheMetadataResponse]
     """Layout of the KV cache."""
+    StartWeightUpdate: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.StartWeightUpdateRequest, _admin_service_pb2.StartWeightUpdateResponse]
+    """Opens a weight update on paused engines."""
+    UpdateWeights: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateWeightsRequest, _admin_service_pb2.UpdateWeightsResponse]
+    """Stages tensors of an open update."""
+    FinishWeightUpdate: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.FinishWeightUpdateRequest, _admin_service_pb2.FinishWeightUpdateResponse]
+    """Puts staged weights in force, or drops them."""
+    ReloadWeights: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ReloadWeightsRequest, _admin_service_pb2.ReloadWeightsResponse]
+    """Loads weights from disk on paused engines."""
+    GetWeightVersion: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetWeightVersionRequest, _admin_service_pb2.GetWeightVersionResponse]
+    """Version of the weights in force."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -101,6 +113,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Sleep state."""
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ResetPrefixCacheRequest, _admin_service_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
     """Empties the prefix cache; the result says whether it could."""
+    ResetEncoderCache: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ResetEncoderCacheRequest, _admin_service_pb2.ResetEncoderCacheResponse]  # type: ignore[assignment]
+    """Empties the multimodal caches."""
     StartProfile: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.StartProfileRequest, _admin_service_pb2.StartProfileResponse]  # type: ignore[assignment]
     """Starts a profile."""
     StopProfile: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.StopProfileRequest, _admin_service_pb2.StopProfileResponse]  # type: ignore[assignment]
@@ -113,6 +127,16 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Tasks of the loaded model."""
     GetKvCacheMetadata: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetKvCacheMetadataRequest, _admin_service_pb2.GetKvCacheMetadataResponse]  # type: ignore[assignment]
     """Layout of the KV cache."""
+    StartWeightUpdate: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.StartWeightUpdateRequest, _admin_service_pb2.StartWeightUpdateResponse]  # type: ignore[assignment]
+    """Opens a weight update on paused engines."""
+    UpdateWeights: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateWeightsRequest, _admin_service_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
+    """Stages tensors of an open update."""
+    FinishWeightUpdate: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.FinishWeightUpdateRequest, _admin_service_pb2.FinishWeightUpdateResponse]  # type: ignore[assignment]
+    """Puts staged weights in force, or drops them."""
+    ReloadWeights: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ReloadWeightsRequest, _admin_service_pb2.ReloadWeightsResponse]  # type: ignore[assignment]
+    """Loads weights from disk on paused engines."""
+    GetWeightVersion: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetWeightVersionRequest, _admin_service_pb2.GetWeightVersionResponse]  # type: ignore[assignment]
+    """Version of the weights in force."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Operations for people who run the service. Served on a port of its own, never on the public one.
@@ -203,6 +227,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Empties the prefix cache; the result says whether it could."""
 
     @_abc_1.abstractmethod
+    def ResetEncoderCache(
+        self,
+        request: _admin_service_pb2.ResetEncoderCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ResetEncoderCacheResponse, _abc.Awaitable[_admin_service_pb2.ResetEncoderCacheResponse]]:
+        """Empties the multimodal caches."""
+
+    @_abc_1.abstractmethod
     def StartProfile(
         self,
         request: _admin_service_pb2.StartProfileRequest,
@@ -249,5 +281,45 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.GetKvCacheMetadataResponse, _abc.Awaitable[_admin_service_pb2.GetKvCacheMetadataResponse]]:
         """Layout of the KV cache."""
+
+    @_abc_1.abstractmethod
+    def StartWeightUpdate(
+        self,
+        request: _admin_service_pb2.StartWeightUpdateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.StartWeightUpdateResponse, _abc.Awaitable[_admin_service_pb2.StartWeightUpdateResponse]]:
+        """Opens a weight update on paused engines."""
+
+    @_abc_1.abstractmethod
+    def UpdateWeights(
+        self,
+        request: _admin_service_pb2.UpdateWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.UpdateWeightsResponse, _abc.Awaitable[_admin_service_pb2.UpdateWeightsResponse]]:
+        """Stages tensors of an open update."""
+
+    @_abc_1.abstractmethod
+    def FinishWeightUpdate(
+        self,
+        request: _admin_service_pb2.FinishWeightUpdateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.FinishWeightUpdateResponse, _abc.Awaitable[_admin_service_pb2.FinishWeightUpdateResponse]]:
+        """Puts staged weights in force, or drops them."""
+
+    @_abc_1.abstractmethod
+    def ReloadWeights(
+        self,
+        request: _admin_service_pb2.ReloadWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ReloadWeightsResponse, _abc.Awaitable[_admin_service_pb2.ReloadWeightsResponse]]:
+        """Loads weights from disk on paused engines."""
+
+    @_abc_1.abstractmethod
+    def GetWeightVersion(
+        self,
+        request: _admin_service_pb2.GetWeightVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.GetWeightVersionResponse, _abc.Awaitable[_admin_service_pb2.GetWeightVersionResponse]]:
+        """Version of the weights in force."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -147,6 +147,49 @@ class ResetPrefixCacheResult(_message.Message):
 Global___ResetPrefixCacheResult: _TypeAlias = ResetPrefixCacheResult  # noqa: Y015
 
 @_typing.final
+class ResetEncoderCacheArgs(_message.Message):
+    """Empty the caches of multimodal input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_CACHE_FIELD_NUMBER: _builtins.int
+    ENCODER_CACHE_FIELD_NUMBER: _builtins.int
+    input_cache: _builtins.bool
+    """Processed inputs, kept on the host."""
+    encoder_cache: _builtins.bool
+    """Encoder outputs, kept on the device."""
+    def __init__(
+        self,
+        *,
+        input_cache: _builtins.bool = ...,
+        encoder_cache: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["encoder_cache", b"encoder_cache", "input_cache", b"input_cache"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetEncoderCacheArgs: _TypeAlias = ResetEncoderCacheArgs  # noqa: Y015
+
+@_typing.final
+class ResetEncoderCacheResult(_message.Message):
+    """The caches named are empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetEncoderCacheResult: _TypeAlias = ResetEncoderCacheResult  # noqa: Y015
+
+@_typing.final
 class PauseArgs(_message.Message):
     """Stop scheduling. The result is sent once the engine is idle in the sense of the mode."""
 
@@ -821,6 +864,265 @@ class GetKvCacheMetadataResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetKvCacheMetadataResult: _TypeAlias = GetKvCacheMetadataResult  # noqa: Y015
+
+@_typing.final
+class StartWeightUpdateArgs(_message.Message):
+    """Open a weight update. FAILED_PRECONDITION unless the engine is paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """Version the weights will have after FinishWeightUpdate."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartWeightUpdateArgs: _TypeAlias = StartWeightUpdateArgs  # noqa: Y015
+
+@_typing.final
+class StartWeightUpdateResult(_message.Message):
+    """The engine accepts tensors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_ID_FIELD_NUMBER: _builtins.int
+    update_id: _builtins.str
+    """Names UpdateWeightsArgs and FinishWeightUpdateArgs must carry."""
+    def __init__(
+        self,
+        *,
+        update_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["update_id", b"update_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartWeightUpdateResult: _TypeAlias = StartWeightUpdateResult  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsArgs(_message.Message):
+    """Hand over some tensors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Tensor(_message.Message):
+        """One tensor by value."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        DTYPE_FIELD_NUMBER: _builtins.int
+        SHAPE_FIELD_NUMBER: _builtins.int
+        DATA_FIELD_NUMBER: _builtins.int
+        OFFSET_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        dtype: _builtins.str
+        """float32, float16, bfloat16, ..."""
+        data: _builtins.bytes
+        """Row-major, little-endian."""
+        offset: _builtins.int
+        """Where `data` begins in the tensor: one too large for a call comes in pieces, in order."""
+        @_builtins.property
+        def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            dtype: _builtins.str = ...,
+            shape: _abc.Iterable[_builtins.int] | None = ...,
+            data: _builtins.bytes = ...,
+            offset: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "name", b"name", "offset", b"offset", "shape", b"shape"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    UPDATE_ID_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    update_id: _builtins.str
+    path: _builtins.str
+    """A checkpoint path to read the tensors from instead; below a trusted directory."""
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___UpdateWeightsArgs.Tensor]: ...
+    def __init__(
+        self,
+        *,
+        update_id: _builtins.str = ...,
+        tensors: _abc.Iterable[Global___UpdateWeightsArgs.Tensor] | None = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "tensors", b"tensors", "update_id", b"update_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsArgs: _TypeAlias = UpdateWeightsArgs  # noqa: Y015
+
+@_typing.final
+class UpdateWeightsResult(_message.Message):
+    """The tensors are staged."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSORS_RECEIVED_FIELD_NUMBER: _builtins.int
+    tensors_received: _builtins.int
+    def __init__(
+        self,
+        *,
+        tensors_received: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tensors_received", b"tensors_received"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateWeightsResult: _TypeAlias = UpdateWeightsResult  # noqa: Y015
+
+@_typing.final
+class FinishWeightUpdateArgs(_message.Message):
+    """Close a weight update."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_ID_FIELD_NUMBER: _builtins.int
+    DISCARD_FIELD_NUMBER: _builtins.int
+    update_id: _builtins.str
+    discard: _builtins.bool
+    """Drop the staged tensors and keep the old weights."""
+    def __init__(
+        self,
+        *,
+        update_id: _builtins.str = ...,
+        discard: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard", b"discard", "update_id", b"update_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishWeightUpdateArgs: _TypeAlias = FinishWeightUpdateArgs  # noqa: Y015
+
+@_typing.final
+class FinishWeightUpdateResult(_message.Message):
+    """The new weights are in force; the prefix cache was reset, because its content belongs to the old ones."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishWeightUpdateResult: _TypeAlias = FinishWeightUpdateResult  # noqa: Y015
+
+@_typing.final
+class ReloadWeightsArgs(_message.Message):
+    """Load the weights again from disk. FAILED_PRECONDITION unless the engine is paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Empty = where they came from: the directory of the model. Others lie below a trusted directory."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadWeightsArgs: _TypeAlias = ReloadWeightsArgs  # noqa: Y015
+
+@_typing.final
+class ReloadWeightsResult(_message.Message):
+    """The weights are loaded and the prefix cache was reset."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    LOADED_BYTES_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    loaded_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        loaded_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loaded_bytes", b"loaded_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReloadWeightsResult: _TypeAlias = ReloadWeightsResult  # noqa: Y015
+
+@_typing.final
+class GetWeightVersionArgs(_message.Message):
+    """Ask for the weight version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWeightVersionArgs: _TypeAlias = GetWeightVersionArgs  # noqa: Y015
+
+@_typing.final
+class GetWeightVersionResult(_message.Message):
+    """The weight version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWeightVersionResult: _TypeAlias = GetWeightVersionResult  # noqa: Y015
 
 @_typing.final
 class ExecuteDummyBatchArgs(_message.Message):

@@ -244,6 +244,7 @@ class GetServerInfoResponse(_message.Message):
         REQUESTS_RUNNING_FIELD_NUMBER: _builtins.int
         REQUESTS_WAITING_FIELD_NUMBER: _builtins.int
         DETAIL_FIELD_NUMBER: _builtins.int
+        WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
         engine_id: _builtins.str
         state: _common_pb2.EngineState.ValueType
         kv_cache_tokens: _builtins.int
@@ -253,6 +254,8 @@ class GetServerInfoResponse(_message.Message):
         requests_waiting: _builtins.int
         detail: _builtins.str
         """Why it gets no requests from this frontend; empty while it does."""
+        weight_version: _builtins.str
+        """Version of the weights in force."""
         def __init__(
             self,
             *,
@@ -264,10 +267,11 @@ class GetServerInfoResponse(_message.Message):
             requests_running: _builtins.int = ...,
             requests_waiting: _builtins.int = ...,
             detail: _builtins.str = ...,
+            weight_version: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "detail", b"detail", "engine_id", b"engine_id", "kv_cache_tokens", b"kv_cache_tokens", "max_num_seqs", b"max_num_seqs", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "state", b"state"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "detail", b"detail", "engine_id", b"engine_id", "kv_cache_tokens", b"kv_cache_tokens", "max_num_seqs", b"max_num_seqs", "requests_running", b"requests_running", "requests_waiting", b"requests_waiting", "state", b"state", "weight_version", b"weight_version"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from engine_core.model_executor.attention.context import AttentionContext
 from engine_core.model_executor.attention.kv_cache import LayerSpec
 from engine_core.model_executor.attention.layer_probe import LayerProbe
 from engine_core.model_executor.loader import LoadedModel
+from engine_core.model_executor.model_weights import ModelWeights
 from engine_core.model_executor.models.hidden_states import HiddenStates
 from engine_core.model_executor.models.support import require_probed
 from engine_core.model_executor.startup_error import StartupError
@@ -24,6 +25,7 @@ class TransformersBackend:
     def __init__(self, model: str, loaded: LoadedModel) -> None:
         self._module = loaded.module
         self._device = loaded.device
+        self.weights = ModelWeights(loaded)
         self._hidden_states = HiddenStates(loaded.module)
         probe = LayerProbe()
         self.vocab_size = self._probe(model, loaded, probe)

@@ -594,6 +594,7 @@ class UtilityCall(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     RESET_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    RESET_ENCODER_CACHE_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     IS_PAUSED_FIELD_NUMBER: _builtins.int
@@ -606,6 +607,11 @@ class UtilityCall(_message.Message):
     CHECK_HEALTH_FIELD_NUMBER: _builtins.int
     GET_SUPPORTED_TASKS_FIELD_NUMBER: _builtins.int
     GET_KV_CACHE_METADATA_FIELD_NUMBER: _builtins.int
+    START_WEIGHT_UPDATE_FIELD_NUMBER: _builtins.int
+    UPDATE_WEIGHTS_FIELD_NUMBER: _builtins.int
+    FINISH_WEIGHT_UPDATE_FIELD_NUMBER: _builtins.int
+    RELOAD_WEIGHTS_FIELD_NUMBER: _builtins.int
+    GET_WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     EXECUTE_DUMMY_BATCH_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
@@ -614,6 +620,8 @@ class UtilityCall(_message.Message):
     """0 = no limit. When it passes, the engine answers DEADLINE_EXCEEDED; a late result is dropped."""
     @_builtins.property
     def reset_prefix_cache(self) -> _control_pb2.ResetPrefixCacheArgs: ...
+    @_builtins.property
+    def reset_encoder_cache(self) -> _control_pb2.ResetEncoderCacheArgs: ...
     @_builtins.property
     def pause(self) -> _control_pb2.PauseArgs: ...
     @_builtins.property
@@ -639,6 +647,16 @@ class UtilityCall(_message.Message):
     @_builtins.property
     def get_kv_cache_metadata(self) -> _control_pb2.GetKvCacheMetadataArgs: ...
     @_builtins.property
+    def start_weight_update(self) -> _control_pb2.StartWeightUpdateArgs: ...
+    @_builtins.property
+    def update_weights(self) -> _control_pb2.UpdateWeightsArgs: ...
+    @_builtins.property
+    def finish_weight_update(self) -> _control_pb2.FinishWeightUpdateArgs: ...
+    @_builtins.property
+    def reload_weights(self) -> _control_pb2.ReloadWeightsArgs: ...
+    @_builtins.property
+    def get_weight_version(self) -> _control_pb2.GetWeightVersionArgs: ...
+    @_builtins.property
     def execute_dummy_batch(self) -> _control_pb2.ExecuteDummyBatchArgs: ...
     @_builtins.property
     def drain(self) -> Global___DrainArgs: ...
@@ -648,6 +666,7 @@ class UtilityCall(_message.Message):
         call_id: _builtins.int = ...,
         timeout_ms: _builtins.int = ...,
         reset_prefix_cache: _control_pb2.ResetPrefixCacheArgs | None = ...,
+        reset_encoder_cache: _control_pb2.ResetEncoderCacheArgs | None = ...,
         pause: _control_pb2.PauseArgs | None = ...,
         resume: _control_pb2.ResumeArgs | None = ...,
         is_paused: _control_pb2.IsPausedArgs | None = ...,
@@ -660,14 +679,19 @@ class UtilityCall(_message.Message):
         check_health: _control_pb2.CheckHealthArgs | None = ...,
         get_supported_tasks: _control_pb2.GetSupportedTasksArgs | None = ...,
         get_kv_cache_metadata: _control_pb2.GetKvCacheMetadataArgs | None = ...,
+        start_weight_update: _control_pb2.StartWeightUpdateArgs | None = ...,
+        update_weights: _control_pb2.UpdateWeightsArgs | None = ...,
+        finish_weight_update: _control_pb2.FinishWeightUpdateArgs | None = ...,
+        reload_weights: _control_pb2.ReloadWeightsArgs | None = ...,
+        get_weight_version: _control_pb2.GetWeightVersionArgs | None = ...,
         execute_dummy_batch: _control_pb2.ExecuteDummyBatchArgs | None = ...,
         drain: Global___DrainArgs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "execute_dummy_batch", b"execute_dummy_batch", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reset_prefix_cache", b"reset_prefix_cache", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "stop_profile", b"stop_profile", "wake_up", b"wake_up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "execute_dummy_batch", b"execute_dummy_batch", "finish_weight_update", b"finish_weight_update", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "get_weight_version", b"get_weight_version", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reload_weights", b"reload_weights", "reset_encoder_cache", b"reset_encoder_cache", "reset_prefix_cache", b"reset_prefix_cache", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "start_weight_update", b"start_weight_update", "stop_profile", b"stop_profile", "update_weights", b"update_weights", "wake_up", b"wake_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "execute_dummy_batch", b"execute_dummy_batch", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reset_prefix_cache", b"reset_prefix_cache", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "stop_profile", b"stop_profile", "timeout_ms", b"timeout_ms", "wake_up", b"wake_up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "call_id", b"call_id", "check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "execute_dummy_batch", b"execute_dummy_batch", "finish_weight_update", b"finish_weight_update", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "get_weight_version", b"get_weight_version", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reload_weights", b"reload_weights", "reset_encoder_cache", b"reset_encoder_cache", "reset_prefix_cache", b"reset_prefix_cache", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "start_weight_update", b"start_weight_update", "stop_profile", b"stop_profile", "timeout_ms", b"timeout_ms", "update_weights", b"update_weights", "wake_up", b"wake_up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["reset_prefix_cache", "pause", "resume", "is_paused", "sleep", "wake_up", "is_sleeping", "start_profile", "stop_profile", "dump_state", "check_health", "get_supported_tasks", "get_kv_cache_metadata", "execute_dummy_batch", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_call: _TypeAlias = _typing.Literal["reset_prefix_cache", "reset_encoder_cache", "pause", "resume", "is_paused", "sleep", "wake_up", "is_sleeping", "start_profile", "stop_profile", "dump_state", "check_health", "get_supported_tasks", "get_kv_cache_metadata", "start_weight_update", "update_weights", "finish_weight_update", "reload_weights", "get_weight_version", "execute_dummy_batch", "drain"]  # noqa: Y015
     _WhichOneofArgType_call: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
 
@@ -728,6 +752,7 @@ class UtilityResult(_message.Message):
     CALL_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     RESET_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    RESET_ENCODER_CACHE_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
     IS_PAUSED_FIELD_NUMBER: _builtins.int
@@ -740,6 +765,11 @@ class UtilityResult(_message.Message):
     CHECK_HEALTH_FIELD_NUMBER: _builtins.int
     GET_SUPPORTED_TASKS_FIELD_NUMBER: _builtins.int
     GET_KV_CACHE_METADATA_FIELD_NUMBER: _builtins.int
+    START_WEIGHT_UPDATE_FIELD_NUMBER: _builtins.int
+    UPDATE_WEIGHTS_FIELD_NUMBER: _builtins.int
+    FINISH_WEIGHT_UPDATE_FIELD_NUMBER: _builtins.int
+    RELOAD_WEIGHTS_FIELD_NUMBER: _builtins.int
+    GET_WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     EXECUTE_DUMMY_BATCH_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     call_id: _builtins.int
@@ -749,6 +779,8 @@ class UtilityResult(_message.Message):
 
     @_builtins.property
     def reset_prefix_cache(self) -> _control_pb2.ResetPrefixCacheResult: ...
+    @_builtins.property
+    def reset_encoder_cache(self) -> _control_pb2.ResetEncoderCacheResult: ...
     @_builtins.property
     def pause(self) -> _control_pb2.PauseResult: ...
     @_builtins.property
@@ -774,6 +806,16 @@ class UtilityResult(_message.Message):
     @_builtins.property
     def get_kv_cache_metadata(self) -> _control_pb2.GetKvCacheMetadataResult: ...
     @_builtins.property
+    def start_weight_update(self) -> _control_pb2.StartWeightUpdateResult: ...
+    @_builtins.property
+    def update_weights(self) -> _control_pb2.UpdateWeightsResult: ...
+    @_builtins.property
+    def finish_weight_update(self) -> _control_pb2.FinishWeightUpdateResult: ...
+    @_builtins.property
+    def reload_weights(self) -> _control_pb2.ReloadWeightsResult: ...
+    @_builtins.property
+    def get_weight_version(self) -> _control_pb2.GetWeightVersionResult: ...
+    @_builtins.property
     def execute_dummy_batch(self) -> _control_pb2.ExecuteDummyBatchResult: ...
     @_builtins.property
     def drain(self) -> Global___DrainResult: ...
@@ -783,6 +825,7 @@ class UtilityResult(_message.Message):
         call_id: _builtins.int = ...,
         error: _common_pb2.EngineError | None = ...,
         reset_prefix_cache: _control_pb2.ResetPrefixCacheResult | None = ...,
+        reset_encoder_cache: _control_pb2.ResetEncoderCacheResult | None = ...,
         pause: _control_pb2.PauseResult | None = ...,
         resume: _control_pb2.ResumeResult | None = ...,
         is_paused: _control_pb2.IsPausedResult | None = ...,
@@ -795,14 +838,19 @@ class UtilityResult(_message.Message):
         check_health: _control_pb2.CheckHealthResult | None = ...,
         get_supported_tasks: _control_pb2.GetSupportedTasksResult | None = ...,
         get_kv_cache_metadata: _control_pb2.GetKvCacheMetadataResult | None = ...,
+        start_weight_update: _control_pb2.StartWeightUpdateResult | None = ...,
+        update_weights: _control_pb2.UpdateWeightsResult | None = ...,
+        finish_weight_update: _control_pb2.FinishWeightUpdateResult | None = ...,
+        reload_weights: _control_pb2.ReloadWeightsResult | None = ...,
+        get_weight_version: _control_pb2.GetWeightVersionResult | None = ...,
         execute_dummy_batch: _control_pb2.ExecuteDummyBatchResult | None = ...,
         drain: Global___DrainResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "error", b"error", "execute_dummy_batch", b"execute_dummy_batch", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reset_prefix_cache", b"reset_prefix_cache", "result", b"result", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "stop_profile", b"stop_profile", "wake_up", b"wake_up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "error", b"error", "execute_dummy_batch", b"execute_dummy_batch", "finish_weight_update", b"finish_weight_update", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "get_weight_version", b"get_weight_version", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reload_weights", b"reload_weights", "reset_encoder_cache", b"reset_encoder_cache", "reset_prefix_cache", b"reset_prefix_cache", "result", b"result", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "start_weight_update", b"start_weight_update", "stop_profile", b"stop_profile", "update_weights", b"update_weights", "wake_up", b"wake_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "error", b"error", "execute_dummy_batch", b"execute_dummy_batch", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reset_prefix_cache", b"reset_prefix_cache", "result", b"result", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "stop_profile", b"stop_profile", "wake_up", b"wake_up"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "check_health", b"check_health", "drain", b"drain", "dump_state", b"dump_state", "error", b"error", "execute_dummy_batch", b"execute_dummy_batch", "finish_weight_update", b"finish_weight_update", "get_kv_cache_metadata", b"get_kv_cache_metadata", "get_supported_tasks", b"get_supported_tasks", "get_weight_version", b"get_weight_version", "is_paused", b"is_paused", "is_sleeping", b"is_sleeping", "pause", b"pause", "reload_weights", b"reload_weights", "reset_encoder_cache", b"reset_encoder_cache", "reset_prefix_cache", b"reset_prefix_cache", "result", b"result", "resume", b"resume", "sleep", b"sleep", "start_profile", b"start_profile", "start_weight_update", b"start_weight_update", "stop_profile", b"stop_profile", "update_weights", b"update_weights", "wake_up", b"wake_up"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["reset_prefix_cache", "pause", "resume", "is_paused", "sleep", "wake_up", "is_sleeping", "start_profile", "stop_profile", "dump_state", "check_health", "get_supported_tasks", "get_kv_cache_metadata", "execute_dummy_batch", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["reset_prefix_cache", "reset_encoder_cache", "pause", "resume", "is_paused", "sleep", "wake_up", "is_sleeping", "start_profile", "stop_profile", "dump_state", "check_health", "get_supported_tasks", "get_kv_cache_metadata", "start_weight_update", "update_weights", "finish_weight_update", "reload_weights", "get_weight_version", "execute_dummy_batch", "drain"]  # noqa: Y015
     _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
@@ -1416,6 +1464,7 @@ class SchedulerStats(_message.Message):
     OLDEST_WAITING_MS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     FRONTENDS_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     waiting_deferred: _builtins.int
@@ -1443,6 +1492,8 @@ class SchedulerStats(_message.Message):
     state: _common_pb2.EngineState.ValueType
     frontends: _builtins.int
     """Sessions that are open. All of them see this snapshot, and each must expect the others to act on it as well."""
+    weight_version: _builtins.str
+    """As in Ready, which is sent once: weights may change while the session lives."""
     def __init__(
         self,
         *,
@@ -1466,10 +1517,11 @@ class SchedulerStats(_message.Message):
         oldest_waiting_ms: _builtins.int = ...,
         state: _common_pb2.EngineState.ValueType = ...,
         frontends: _builtins.int = ...,
+        weight_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontends", b"frontends", "generation_tokens", b"generation_tokens", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "last_step_tokens", b"last_step_tokens", "last_step_us", b"last_step_us", "oldest_waiting_ms", b"oldest_waiting_ms", "preempted_hit_tokens", b"preempted_hit_tokens", "preempted_query_tokens", b"preempted_query_tokens", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "prompt_tokens", b"prompt_tokens", "running", b"running", "state", b"state", "steps", b"steps", "waiting", b"waiting", "waiting_deferred", b"waiting_deferred", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontends", b"frontends", "generation_tokens", b"generation_tokens", "kv_blocks_cached", b"kv_blocks_cached", "kv_blocks_total", b"kv_blocks_total", "kv_blocks_used", b"kv_blocks_used", "last_step_tokens", b"last_step_tokens", "last_step_us", b"last_step_us", "oldest_waiting_ms", b"oldest_waiting_ms", "preempted_hit_tokens", b"preempted_hit_tokens", "preempted_query_tokens", b"preempted_query_tokens", "preemptions", b"preemptions", "prefix_hit_tokens", b"prefix_hit_tokens", "prefix_query_tokens", b"prefix_query_tokens", "prompt_tokens", b"prompt_tokens", "running", b"running", "state", b"state", "steps", b"steps", "waiting", b"waiting", "waiting_deferred", b"waiting_deferred", "waiting_tokens", b"waiting_tokens", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
