@@ -159,7 +159,7 @@ def test_memory_given_back_and_taken_again(executor):
     expected = generate(executor, A, SamplingParams(), 6)
     known = new(B, SamplingParams())
     tokens = step(executor, {B: 5}, new=[known])[B]
-    caches = [weakref.ref(cache.keys) for cache in executor._runner._caches]
+    caches = [weakref.ref(cache.keys) for cache in executor._runner._caches.values()]
     weights = {name: tensor.clone() for name, tensor in executor._runner._backend._module.state_dict().items()}
 
     kv_cache_bytes = 50 * BLOCK_SIZE * executor.model_info.kv_bytes_per_token

@@ -47,7 +47,9 @@ def test_dtype(saved, dtype, expected):
 def test_probe_finds_the_layers_and_the_vocabulary(saved):
     backend = TransformersBackend("m", load(saved))
     assert backend.vocab_size == 211
-    assert [(spec.num_kv_heads, spec.key_dim, spec.value_dim) for spec in backend.layer_specs] == [(2, 8, 8)] * 3
+    assert [(spec.num_kv_heads, spec.key_dim, spec.value_dim) for spec in backend.layer_specs.values()] == [
+        (2, 8, 8)
+    ] * 3
 
 
 def test_cuda_where_there_is_none(saved, monkeypatch):

@@ -22,6 +22,10 @@ from engine_core.model_executor.attention import transformers_interface
 from engine_core.model_executor.host_memory import available_bytes, format_gib
 from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.models.support import require_supported
+from engine_core.model_executor.parallel.pipeline_parallel import keep_stage, require_stages
+from engine_core.model_executor.parallel.place import Place
+from engine_core.model_executor.parallel.tensor_parallel import require_shardable, shard
+from engine_core.model_executor.parallel.worker_group import WorkerGroup
 from engine_core.model_executor.startup_error import StartupError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -29,35 +33,64 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model ready to run, in eval mode. `config` is that of the text model."""
+    """A model ready to run, in eval mode, or one worker's part of it. `config` is that of the whole text model."""
 
     module: torch.nn.Module
     config: Any
     dtype: torch.dtype
     device: torch.device
+    # Those that are here.
+    layers: range
 
     @property
     def weight_bytes(self) -> int:
         return sum(parameter.numel() * parameter.element_size() for parameter in self.module.parameters())
 
 
-def load_model(settings: EngineSettings, path: Path, progress: Progress) -> LoadedModel:
-    """Load the model in `path`. Raises StartupError."""
-    device = _choose_device(settings)
+def load_model(
+    settings: EngineSettings, path: Path, progress: Progress, group: WorkerGroup | None = None
+) -> LoadedModel:
+    """Load the model in `path`, or this worker's part of it. Raises StartupError."""
+    device = choose_device(settings) if group is None else group.device
     config = _read_config(settings, path)
     require_supported(settings.model, config)
+    text_config = config.get_text_config()
+    require_shardable(settings.model, text_config, settings.tensor_parallel_size)
+    require_stages(settings.model, text_config, settings.pipeline_parallel_size)
     dtype = _choose_dtype(settings, config, device)
     _require_memory(settings, path, dtype, device)
     progress(f"loading {settings.model} in {str(dtype).removeprefix('torch.')} on {device}")
-    module = _load_module(settings, path, config, dtype, device)
-    return LoadedModel(module.eval(), config.get_text_config(), dtype, device)
+    if group is None:
+        module = _load_module(settings, path, config, dtype, device)
+        layers = range(text_config.num_hidden_layers)
+    else:
+        # No worker looks how much memory is free while another one takes some.
+        group.wait_for_all()
+        # Cut before it is on the device, which need not hold more than the part.
+        module = _load_module(settings, path, config, dtype, torch.device("cpu"))
+        keep_stage(module, group)
+        shard(module, text_config, group)
+        module.to(device)
+        layers = group.place.layers(text_config.num_hidden_layers)
+    return LoadedModel(module.eval(), text_config, dtype, device, layers)
 
 
-def _choose_device(settings: EngineSettings) -> torch.device:
+def choose_device(settings: EngineSettings, place: Place | None = None) -> torch.device:
+    """The device of this process, or of the worker in this place. Raises StartupError."""
     has_cuda = torch.cuda.is_available()
     if settings.device == "cuda" and not has_cuda:
         raise StartupError("--device cuda: torch sees no CUDA device")
-    return torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
+    if not has_cuda or settings.device == "cpu":
+        return torch.device("cpu")
+    if place is None:
+        return torch.device("cuda")
+    if torch.cuda.device_count() < place.num_workers:
+        raise StartupError(
+            f"--tensor-parallel-size {place.tensor_parallel_size} with --pipeline-parallel-size "
+            f"{place.pipeline_parallel_size} needs {place.num_workers} CUDA devices; torch sees "
+            f"{torch.cuda.device_count()}"
+        )
+    return torch.device("cuda", place.rank)
 
 
 def _choose_dtype(settings: EngineSettings, config: Any, device: torch.device) -> torch.dtype:
@@ -109,7 +142,12 @@ def _require_memory(settings: EngineSettings, path: Path, dtype: torch.dtype, de
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         # A shard that is missing, a download that broke off.
         raise StartupError(f"--model {settings.model}: its weights can not be read ({_first_line(error)})") from error
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    num_workers = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    if device.type == "cuda":
+        needed, free = needed // num_workers, torch.cuda.mem_get_info(device)[0]
+    else:
+        # Each worker holds all weights until it has cut out its part.
+        needed, free = needed * num_workers, available_bytes()
     if needed > free:
         raise StartupError(
             f"--model {settings.model}: the weights need {format_gib(needed)} of memory in "
