@@ -65,7 +65,7 @@ def save_tiny_model(directory: Path, config: PreTrainedConfig, seed: int = 0) ->
 
 
 def save_shardable_model(directory: Path, tokenizer_dir: Path) -> Path:
-    """A Llama that two workers can share, with the tokenizer of another model: unlike it, it has an even number of heads."""
+    """A Llama that two workers can share, with the tokenizer of a model that they can not."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "head_dim": 16}
     vocab_size = AutoConfig.from_pretrained(tokenizer_dir).vocab_size
     config = LlamaConfig(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -10,7 +13,7 @@ from engine_core.model_executor.parallel.place import Place
 from engine_core.model_executor.parallel.tensor_parallel import require_shardable, shard
 from engine_core.model_executor.startup_error import StartupError
 from fakes.one_process_group import OneProcessGroup
-from fakes.tiny_models import tiny_configs
+from fakes.tiny_models import load_reference, save_tiny_model, tiny_configs
 
 SIZE = 2
 
@@ -80,6 +83,45 @@ def test_the_sum_runs_over_the_shards(config, monkeypatch):
     shard(module, config, group)
     layer = module.model.layers[1].mlp.down_proj
     assert torch.equal(layer(torch.zeros(2, 12)), torch.full((2, 16), 7.0))
+
+
+class ThreadedGroup(OneProcessGroup):
+    """A shard in a thread of its own; the sums are real."""
+
+    def __init__(self, rank: int, summands: list[torch.Tensor | None], barrier: threading.Barrier) -> None:
+        super().__init__(Place(rank, SIZE, 1))
+        self._summands = summands
+        self._barrier = barrier
+
+    def sum_over_shards(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._summands[self.place.rank] = tensor
+        self._barrier.wait()
+        total = sum(self._summands)
+        self._barrier.wait()
+        return total
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma2"])
+def test_the_shards_of_every_family_compute_what_the_whole_computes(name, tmp_path):
+    config = tiny_configs()[name]
+    require_shardable("m", config, SIZE)
+    directory = save_tiny_model(tmp_path, config)
+    input_ids = torch.randint(3, 200, (1, 9), generator=torch.Generator().manual_seed(1))
+    summands: list[torch.Tensor | None] = [None] * SIZE
+    barrier = threading.Barrier(SIZE, timeout=60)
+    modules = [load_reference(directory) for _ in range(SIZE)]
+    for rank, module in enumerate(modules):
+        shard(module, config, ThreadedGroup(rank, summands, barrier))
+
+    def run(module: torch.nn.Module) -> torch.Tensor:
+        with torch.inference_mode():
+            return module(input_ids, use_cache=False).logits
+
+    with ThreadPoolExecutor(SIZE) as threads:
+        outputs = list(threads.map(run, modules))
+    expected = run(load_reference(directory))
+    for output in outputs:
+        torch.testing.assert_close(output, expected, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -1,4 +1,4 @@
-"""How the workers of one model agree on tokens: the leader samples and tells the others, which make no logits.
+"""How the workers of one model agree on tokens: the leader samples and tells the others, which compute no logits.
 
 If each worker sampled for itself, one rounding that differs between two devices would let their records drift apart
 unnoticed. A worker takes a step's tokens up only when a later step needs them, so that the first stage of a pipeline

@@ -123,19 +123,21 @@ class WorkerPool:
     def _expect(self, rank: int, call_id: int) -> Future[Any]:
         future: Future[Any] = Future()
         with self._lock:
-            if self._failure is not None:
-                raise self._failure
+            self._require_alive()
             self._pending[rank, call_id] = future
         return future
 
     def _send_all(self, message: Command | Stop, ranks: Sequence[int] | None = None) -> None:
+        self._require_alive()
         data = pickle.dumps(message)
         for rank in range(len(self._workers)) if ranks is None else ranks:
             self._send(rank, data)
 
-    def _send(self, rank: int, data: bytes) -> None:
+    def _require_alive(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    def _send(self, rank: int, data: bytes) -> None:
         try:
             self._workers[rank].connection.send_bytes(data)
         except OSError as error:
