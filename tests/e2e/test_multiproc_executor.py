@@ -136,7 +136,7 @@ def test_operations_reach_every_worker(running, model_dir, tmp_path):
     assert info.kv_bytes_per_token == whole.kv_bytes_per_token
     # The embedding is on both.
     assert whole.weight_bytes < info.weight_bytes < 2 * whole.weight_bytes
-    assert executor.max_concurrent_batches == 1
+    assert executor.max_concurrent_batches == 2
     assert executor.check_health() == [WorkerHealth(0, is_healthy=True), WorkerHealth(1, is_healthy=True)]
     assert executor.release_memory(MemoryPart.KV_CACHE) == 50 * BLOCK_SIZE * info.kv_bytes_per_token
     executor.restore_memory(MemoryPart.KV_CACHE)

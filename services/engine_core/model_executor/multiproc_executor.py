@@ -35,6 +35,7 @@ class MultiprocExecutor:
     def __init__(
         self, settings: EngineSettings, model_path: Path, failure_callback: FailureCallback, progress: Progress
     ) -> None:
+        self._settings = settings
         sizes = settings.tensor_parallel_size, settings.pipeline_parallel_size
         self._places = [Place(rank, *sizes) for rank in range(sizes[0] * sizes[1])]
         self._leader = self._places[0].leader
@@ -56,8 +57,8 @@ class MultiprocExecutor:
 
     @property
     def max_concurrent_batches(self) -> int:
-        """As many steps as there are stages keep all of them busy."""
-        return self._places[0].pipeline_parallel_size
+        """One for each stage of a pipeline; the workers run them in order, so one more than runs may always be sent."""
+        return max(self._settings.pipeline_parallel_size, 2 if self._settings.async_scheduling else 1)
 
     def determine_num_blocks(self, block_size: int) -> int:
         # The block tables are the same everywhere.
@@ -111,7 +112,7 @@ class MultiprocExecutor:
         """The whole model from what the workers say of their parts."""
         return dataclasses.replace(
             parts[self._leader],
-            num_layers=sum(part.num_layers for part in parts) // self._places[0].tensor_parallel_size,
+            num_layers=sum(part.num_layers for part in parts) // self._settings.tensor_parallel_size,
             kv_bytes_per_token=sum(part.kv_bytes_per_token for part in parts),
             weight_bytes=sum(part.weight_bytes for part in parts),
         )

@@ -28,6 +28,8 @@ class WorkerGroup:
         if sys.platform == "linux":
             # All workers are on this host, and its name need not resolve.
             set_default_variable("GLOO_SOCKET_IFNAME", "lo")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             init_method=rendezvous.as_uri(),

@@ -27,7 +27,7 @@ class WorkerStart:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A call of the worker's executor. Without an id there is no answer, and a failure ends the engine."""
+    """A call of the worker's executor. Without an id there is no answer, and a failure is the end of the engine."""
 
     call_id: int | None
     # A method of InProcessExecutor.
