@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine_core.__main__ import load_in_process
+from engine_core.__main__ import load_model
 from engine_core.config import EngineSettings
 from engine_core.core import EngineCore
 from engine_core.scheduler.grammar import GrammarSpec
@@ -29,7 +29,7 @@ class CoreDriver:
     def __init__(self, model_dir: Path, **settings: object) -> None:
         defaults: dict[str, object] = {"model": str(model_dir), "device": "cpu", "max_model_len": -1}
         engine_settings = EngineSettings(**{**defaults, **settings})  # type: ignore[arg-type]
-        started = start_engine(engine_settings, load_in_process, lambda _: None, lambda: None, time.monotonic)
+        started = start_engine(engine_settings, load_model, lambda _: None, lambda: None, time.monotonic)
         self.core: EngineCore = started.core
         self.tokens: dict[RequestKey, list[int]] = {}
         self.finishes: dict[RequestKey, FinishReason] = {}

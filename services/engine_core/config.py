@@ -29,6 +29,10 @@ class EngineSettings(Settings):
         "auto", description="Weights and activations; auto = the checkpoint's own on a GPU, float32 on a CPU."
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto = cuda where there is one.")
+    tensor_parallel_size: int = Field(
+        1, ge=1, description="Workers that share each layer, one GPU each; 1 = no workers."
+    )
+    pipeline_parallel_size: int = Field(1, ge=1, description="Groups of workers that share the layers out.")
     seed_of_hashes: str = Field("stepwire", description="Start of every block hash chain; equal on engines that agree.")
 
     host: str = Field("127.0.0.1", description="Address of the engine port.")

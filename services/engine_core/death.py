@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine_core.core import StepError
 from engine_core.messages import DeathCause, EngineCoreDead
-from engine_core.model_executor.executor import ExecutorFailedError
+from engine_core.model_executor.executor import ExecutorFailedError, WorkerError
 from stepwire.errors import EngineDeadError, InvariantViolation
 
 # Long enough for any message of ours, short enough to fit a status.
@@ -18,7 +18,7 @@ def describe_death(error: BaseException, last_step: int) -> EngineCoreDead:
         root = root.__cause__
     return EngineCoreDead(
         cause=_cause_of(error, root),
-        cause_type=type(root).__name__,
+        cause_type=_type_name(root),
         message=str(root)[:_MAX_MESSAGE_CHARS],
         last_step=last_step,
         report_id=error.report_id if isinstance(error, StepError) else "",
@@ -27,7 +27,12 @@ def describe_death(error: BaseException, last_step: int) -> EngineCoreDead:
 
 def start_failure(error: BaseException) -> EngineCoreDead:
     """What frontends that wait for the start are told when it fails."""
-    return EngineCoreDead(DeathCause.INIT_FAILED, type(error).__name__, str(error)[:_MAX_MESSAGE_CHARS], last_step=0)
+    return EngineCoreDead(DeathCause.INIT_FAILED, _type_name(error), str(error)[:_MAX_MESSAGE_CHARS], last_step=0)
+
+
+def _type_name(error: BaseException) -> str:
+    """What a worker failed with is worth more than that it was a worker."""
+    return error.cause_type if isinstance(error, WorkerError) else type(error).__name__
 
 
 def as_error(dead: EngineCoreDead) -> EngineDeadError:
@@ -40,11 +45,12 @@ def as_error(dead: EngineCoreDead) -> EngineDeadError:
 
 
 def _cause_of(error: BaseException, root: BaseException) -> DeathCause:
-    # By name: torch's OutOfMemoryError can not be imported outside the model executor.
-    if isinstance(root, MemoryError) or type(root).__name__ == "OutOfMemoryError":
+    # By name: torch's OutOfMemoryError can not be imported outside the model executor, and workers send names.
+    name = _type_name(root)
+    if isinstance(root, MemoryError) or name in ("MemoryError", "OutOfMemoryError"):
         return DeathCause.OUT_OF_MEMORY
-    if isinstance(root, InvariantViolation):
+    if name == InvariantViolation.__name__:
         return DeathCause.INVARIANT
-    if isinstance(error, ExecutorFailedError):
+    if isinstance(error, ExecutorFailedError) or isinstance(root, WorkerError):
         return DeathCause.EXECUTOR_FAILED
     return DeathCause.STEP_FAILED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from engine_core.__main__ import load_in_process
+from engine_core.__main__ import load_model
 from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import FailureCallback
 from engine_core.process import EngineProcess
@@ -17,7 +17,7 @@ MARKED_PROMPT = [7, 7, 7]
 
 
 def load_faulty(settings: EngineSettings, failure_callback: FailureCallback, progress: Progress) -> LoadedModel:
-    loaded = load_in_process(settings, failure_callback, progress)
+    loaded = load_model(settings, failure_callback, progress)
     execute_model = loaded.executor.execute_model
 
     def fail_if_marked(scheduler_output: SchedulerOutput) -> None:

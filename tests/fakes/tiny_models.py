@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import gguf
@@ -60,6 +61,20 @@ def save_tiny_model(directory: Path, config: PreTrainedConfig, seed: int = 0) ->
             if parameter.dim() > 1:
                 parameter.normal_(std=0.25)
     model.save_pretrained(directory)
+    return directory
+
+
+def save_shardable_model(directory: Path, tokenizer_dir: Path) -> Path:
+    """A Llama that two workers can share, with the tokenizer of a model that they can not."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "head_dim": 16}
+    vocab_size = AutoConfig.from_pretrained(tokenizer_dir).vocab_size
+    config = LlamaConfig(
+        **{**_SIZES, **sizes, "vocab_size": vocab_size, "max_position_embeddings": 8192}, tie_word_embeddings=True
+    )
+    save_tiny_model(directory, config)
+    for file in tokenizer_dir.iterdir():
+        if file.name not in ("config.json", "generation_config.json") and file.suffix in (".json", ".jinja"):
+            shutil.copy(file, directory)
     return directory
 
 

@@ -13,7 +13,7 @@ from engine_core.core_proc import EngineCoreProc
 from engine_core.death import describe_death, start_failure
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import DeathCause
-from engine_core.model_executor.executor import ExecutorFailedError
+from engine_core.model_executor.executor import ExecutorFailedError, WorkerError
 from engine_core.reason_counter import ReasonCounter
 from engine_core.shutdown import ShutdownController
 from stepwire.errors import InvariantViolation
@@ -137,6 +137,25 @@ def test_causes_of_death(error: Exception, cause: DeathCause) -> None:
     dead = describe_death(StepError(error, "report"), 7)
     assert (dead.cause, dead.cause_type, dead.message) == (cause, type(error).__name__, "boom")
     assert (dead.last_step, dead.report_id) == (7, "report")
+
+
+@pytest.mark.parametrize(
+    ("cause_type", "cause"),
+    [
+        ("WorkerError", DeathCause.EXECUTOR_FAILED),
+        ("IndexError", DeathCause.EXECUTOR_FAILED),
+        ("OutOfMemoryError", DeathCause.OUT_OF_MEMORY),
+        ("InvariantViolation", DeathCause.INVARIANT),
+    ],
+)
+def test_a_worker_that_fails_in_a_step_is_the_executors_failure(cause_type: str, cause: DeathCause) -> None:
+    error = WorkerError("worker 1: boom", cause_type)
+    reported = ExecutorFailedError("worker 1")
+    reported.__cause__ = error
+    for seen in (StepError(error, "report"), reported):
+        dead = describe_death(seen, 7)
+        assert (dead.cause, dead.cause_type, dead.message) == (cause, cause_type, "worker 1: boom")
+    assert start_failure(error).cause_type == cause_type
 
 
 def test_an_executor_failure_shows_what_the_worker_met() -> None:

@@ -13,8 +13,10 @@ import torch
 from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import MemoryPart, ModelInfo, WorkerHealth
 from engine_core.model_executor.in_process_executor import InProcessExecutor
+from engine_core.model_executor.parallel.place import Place
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import SamplingParams
+from fakes.one_process_group import OneProcessGroup
 from fakes.tiny_models import save_tiny_model, tiny_configs
 from stepwire.errors import InvariantViolation
 
@@ -159,7 +161,7 @@ def test_memory_given_back_and_taken_again(executor):
     expected = generate(executor, A, SamplingParams(), 6)
     known = new(B, SamplingParams())
     tokens = step(executor, {B: 5}, new=[known])[B]
-    caches = [weakref.ref(cache.keys) for cache in executor._runner._caches]
+    caches = [weakref.ref(cache.keys) for cache in executor._runner._caches.values()]
     weights = {name: tensor.clone() for name, tensor in executor._runner._backend._module.state_dict().items()}
 
     kv_cache_bytes = 50 * BLOCK_SIZE * executor.model_info.kv_bytes_per_token
@@ -205,6 +207,22 @@ def test_health_is_that_of_the_device(executor, monkeypatch):
 
     monkeypatch.setattr(torch, "ones", fail)
     assert executor.check_health() == [WorkerHealth(0, is_healthy=False, message="RuntimeError: device lost")]
+
+
+def test_the_workers_of_one_host_share_its_memory_out(model_dir):
+    settings = EngineSettings(
+        model="m",
+        device="cpu",
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        kv_cache_memory="1MiB",
+        tensor_parallel_size=2,
+    )
+    worker = InProcessExecutor(settings, model_dir, lambda _: None, OneProcessGroup(Place(1, 2, 1)))
+    # One of the two key/value heads of each layer.
+    assert worker.model_info.kv_bytes_per_token == 3 * 2 * 8 * 4
+    assert worker.determine_num_blocks(BLOCK_SIZE) == (1 << 20) // (2 * BLOCK_SIZE * 3 * 2 * 8 * 4)
+    assert worker.check_health() == [WorkerHealth(1, is_healthy=True)]
 
 
 def test_a_profile_holds_the_steps(executor, tmp_path):

@@ -13,9 +13,11 @@ from transformers import AutoModelForCausalLM
 from engine_core.config import EngineSettings
 from engine_core.model_executor import loader
 from engine_core.model_executor.checkpoint import checkpoint_files, num_parameters, read_headers
-from engine_core.model_executor.loader import LoadedModel, load_model
+from engine_core.model_executor.loader import LoadedModel, choose_device, load_model
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
+from engine_core.model_executor.parallel.place import Place
 from engine_core.model_executor.startup_error import StartupError
+from fakes.one_process_group import OneProcessGroup
 from fakes.tiny_models import save_tiny_model, tiny_configs
 
 
@@ -48,7 +50,9 @@ def test_dtype(saved, dtype, expected):
 def test_probe_finds_the_layers_and_the_vocabulary(saved):
     backend = TransformersBackend("m", load(saved))
     assert backend.vocab_size == 211
-    assert [(spec.num_kv_heads, spec.key_dim, spec.value_dim) for spec in backend.layer_specs] == [(2, 8, 8)] * 3
+    assert [(spec.num_kv_heads, spec.key_dim, spec.value_dim) for spec in backend.layer_specs.values()] == [
+        (2, 8, 8)
+    ] * 3
 
 
 def test_cuda_where_there_is_none(saved, monkeypatch):
@@ -62,6 +66,30 @@ def test_too_little_memory_is_said_before_loading(saved, monkeypatch):
     monkeypatch.setattr(loader, "_load_module", lambda *_: pytest.fail("loaded all the same"))
     with pytest.raises(StartupError, match=r"--model m: the weights need .* GiB of memory in float32"):
         load(saved)
+
+
+def test_each_worker_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    settings = EngineSettings()
+    assert choose_device(settings) == torch.device("cuda")
+    assert [choose_device(settings, Place(rank, 2, 2)) for rank in range(4)] == [
+        torch.device("cuda", rank) for rank in range(4)
+    ]
+    assert choose_device(EngineSettings(device="cpu"), Place(3, 2, 2)) == torch.device("cpu")
+    with pytest.raises(StartupError, match=r"--tensor-parallel-size 2 .* needs 6 CUDA devices; torch sees 4"):
+        choose_device(settings, Place(0, 2, 3))
+
+
+def test_a_worker_loads_its_part_alone_but_all_weights_have_to_fit_for_a_moment(saved, monkeypatch):
+    settings = EngineSettings(model="m", device="cpu", tensor_parallel_size=2, pipeline_parallel_size=3)
+    group = OneProcessGroup(Place(5, 2, 3), [torch.zeros(1, 2, 32)])
+    whole, part = load(saved), load_model(settings, saved, lambda _: None, group)
+    assert (whole.layers, part.layers) == (range(3), range(2, 3))
+    assert part.weight_bytes < whole.weight_bytes / 2
+    monkeypatch.setattr(loader, "available_bytes", lambda: 5 * whole.weight_bytes)
+    with pytest.raises(StartupError, match="the weights need"):
+        load_model(settings, saved, lambda _: None, group)
 
 
 def test_shards_are_counted_and_other_weight_files_are_not(saved, tmp_path):

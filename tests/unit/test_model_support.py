@@ -45,16 +45,16 @@ def probe_of(num_layers: int, sliding_window: int | None = None) -> LayerProbe:
 
 def test_every_layer_must_use_attention():
     config = tiny_configs()["llama"]
-    require_probed("m", config, probe_of(3))
+    require_probed("m", config, probe_of(3), range(3))
     with pytest.raises(StartupError, match="2 of its 3 layers"):
-        require_probed("m", config, probe_of(2))
+        require_probed("m", config, probe_of(2), range(3))
 
 
 def test_a_window_that_does_not_reach_attention_is_refused():
     config = tiny_configs()["mistral"]
-    require_probed("m", config, probe_of(3, sliding_window=6))
+    require_probed("m", config, probe_of(3, sliding_window=6), range(3))
     with pytest.raises(StartupError, match="layer 0 does not hand its sliding window"):
-        require_probed("m", config, probe_of(3))
+        require_probed("m", config, probe_of(3), range(3))
 
 
 def test_context_limit_ends_where_frequencies_would_depend_on_the_batch():

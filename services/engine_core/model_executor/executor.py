@@ -70,6 +70,14 @@ class WeightTensor:
     data: bytearray
 
 
+class WorkerError(Exception):
+    """A worker process failed or died. `cause_type` is the class of its exception; the message names the worker."""
+
+    def __init__(self, message: str, cause_type: str = "WorkerError") -> None:
+        super().__init__(message)
+        self.cause_type = cause_type
+
+
 class Executor(Protocol):
     """Runs the model for one engine core."""
 

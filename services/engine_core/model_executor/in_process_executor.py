@@ -1,8 +1,8 @@
-"""The executor that runs the model in the engine core's own process.
+"""The executor that runs the model in the engine core's own process, or one worker's part of it in the worker's.
 
-Owner: the busy-loop thread. With asynchronous scheduling everything that touches the device runs in one thread of its
-own, in order; else in the caller's. Every failure surfaces in the call that waits for the work, so the failure callback
-of executors with workers has no use.
+Owner: the busy-loop thread, or the main thread of the worker. With asynchronous scheduling everything that touches the
+device runs in one thread of its own, in order; else, and in a worker, in the caller's. Every failure surfaces in the
+call that waits for the work, so the failure callback of executors with workers has no use.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.model_runner import ModelRunner
 from engine_core.model_executor.models.support import context_limit
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
+from engine_core.model_executor.parallel.ranked_runner import make_runner
+from engine_core.model_executor.parallel.worker_group import WorkerGroup
 from engine_core.model_executor.profiler import TorchProfiler
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.structured_output.bitmask import GrammarBitmask
@@ -32,15 +34,19 @@ _WARM_UP_TOKENS = 16
 class InProcessExecutor:
     """Implements `Executor`. Construction loads the model; raises StartupError."""
 
-    def __init__(self, settings: EngineSettings, model_path: Path, progress: Progress) -> None:
+    def __init__(
+        self, settings: EngineSettings, model_path: Path, progress: Progress, group: WorkerGroup | None = None
+    ) -> None:
         self._settings = settings
         self._progress = progress
-        loaded = load_model(settings, model_path, progress)
+        self._group = group
+        self._rank = 0 if group is None else group.place.rank
+        loaded = load_model(settings, model_path, progress, group)
         self._device = loaded.device
-        self._device_thread = DeviceThread(has_thread=settings.async_scheduling)
+        self._device_thread = DeviceThread(has_thread=settings.async_scheduling and group is None)
         self._profiler = TorchProfiler()
         backend = TransformersBackend(settings.model, loaded)
-        self._runner: ModelRunner | None = ModelRunner(backend, loaded.dtype, loaded.device, settings.max_num_seqs)
+        self._runner: ModelRunner | None = make_runner(backend, loaded, settings.max_num_seqs, group)
         self._model_info = _describe(loaded, backend, self._runner)
         # The forward pass that is to be sampled from next.
         self._forward: Future[None] | None = None
@@ -55,6 +61,9 @@ class InProcessExecutor:
 
     def determine_num_blocks(self, block_size: int) -> int:
         block_bytes = self._model_info.kv_bytes_per_token * block_size
+        if self._device.type == "cpu":
+            # All workers take from the same memory.
+            block_bytes *= self._settings.tensor_parallel_size * self._settings.pipeline_parallel_size
         return determine_num_blocks(
             self._settings, block_bytes, self._device, lambda: self._run_largest_step(block_size)
         )
@@ -90,8 +99,8 @@ class InProcessExecutor:
             # Reads back from the device: one that is lost fails here.
             self._device_thread.run(lambda: torch.ones(1, device=self._device).item())
         except Exception as error:
-            return [WorkerHealth(0, is_healthy=False, message=f"{type(error).__name__}: {error}")]
-        return [WorkerHealth(0, is_healthy=True)]
+            return [WorkerHealth(self._rank, is_healthy=False, message=f"{type(error).__name__}: {error}")]
+        return [WorkerHealth(self._rank, is_healthy=True)]
 
     def release_memory(self, part: MemoryPart) -> int:
         if part is MemoryPart.KV_CACHE:
@@ -128,6 +137,8 @@ class InProcessExecutor:
         self._device_thread.run(self._profiler.start)
 
     def stop_profile(self, directory: Path, prefix: str) -> list[str]:
+        if self._group is not None:
+            prefix = f"{prefix or 'trace'}-rank{self._rank}"
         return [self._device_thread.run(self._profiler.stop, directory, prefix)]
 
     def shutdown(self) -> None:

@@ -121,7 +121,13 @@ class InputBatch:
 
     def finish_step(self, inputs: StepInputs, sampled_token_ids: Sequence[int]) -> None:
         """Count the step's tokens as computed and append the sampled ones, in the order of `inputs.sampled`."""
+        self.count_computed(inputs)
+        self.append_sampled(inputs, sampled_token_ids)
+
+    def count_computed(self, inputs: StepInputs) -> None:
         self._counts["computed"][inputs.rows] = inputs.seq_lens
+
+    def append_sampled(self, inputs: StepInputs, sampled_token_ids: Sequence[int]) -> None:
         rows = inputs.rows[inputs.sampled]
         if rows.size:
             known = self._counts["known"][rows]

@@ -21,6 +21,10 @@ from engine_core.model_executor.checkpoint import CheckpointError, checkpoint_fi
 from engine_core.model_executor.host_memory import available_bytes, format_gib
 from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.models.support import require_supported
+from engine_core.model_executor.parallel.pipeline_parallel import keep_stage, require_stages
+from engine_core.model_executor.parallel.place import Place
+from engine_core.model_executor.parallel.tensor_parallel import require_shardable, shard
+from engine_core.model_executor.parallel.worker_group import WorkerGroup
 from engine_core.model_executor.startup_error import StartupError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -28,31 +32,50 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model ready to run, in eval mode. `config` is that of the text model."""
+    """A model ready to run, in eval mode, or one worker's part of it. `config` is that of the whole text model."""
 
     module: torch.nn.Module
     config: Any
     dtype: torch.dtype
     device: torch.device
+    # Those that are here.
+    layers: range
 
     @property
     def weight_bytes(self) -> int:
         return sum(parameter.numel() * parameter.element_size() for parameter in self.module.parameters())
 
 
-def load_model(settings: EngineSettings, path: Path, progress: Progress) -> LoadedModel:
-    """Load the model in `path`. Raises StartupError."""
-    device = _choose_device(settings)
+def load_model(
+    settings: EngineSettings, path: Path, progress: Progress, group: WorkerGroup | None = None
+) -> LoadedModel:
+    """Load the model in `path`, or this worker's part of it. Raises StartupError."""
+    device = choose_device(settings) if group is None else group.device
     config = _read_config(settings, path)
     require_supported(settings.model, config)
+    text_config = config.get_text_config()
+    require_shardable(settings.model, text_config, settings.tensor_parallel_size)
+    require_stages(settings.model, text_config, settings.pipeline_parallel_size)
     dtype = _choose_dtype(settings, config, device)
     name = f"--model {settings.model}"
-    _require_memory(name, path, dtype, device)
+    num_workers = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    _require_memory(name, path, dtype, device, num_workers)
     progress(f"loading {settings.model} in {str(dtype).removeprefix('torch.')} on {device}")
-    module = _load_module(name, path, config, dtype, device)
+    if group is None:
+        module = _load_module(name, path, config, dtype, device)
+        layers = range(text_config.num_hidden_layers)
+    else:
+        # No worker looks how much memory is free while another one takes some.
+        group.wait_for_all()
+        # Cut before it is on the device, which need not hold more than the part.
+        module = _load_module(name, path, config, dtype, torch.device("cpu"))
+        keep_stage(module, group)
+        shard(module, text_config, group)
+        module.to(device)
+        layers = group.place.layers(text_config.num_hidden_layers)
     if device.type == "cpu":
         _copy_out_of_files(module)
-    return LoadedModel(module.eval(), config.get_text_config(), dtype, device)
+    return LoadedModel(module.eval(), text_config, dtype, device, layers)
 
 
 def load_again(running: LoadedModel, path: Path, device: torch.device) -> torch.nn.Module:
@@ -66,11 +89,22 @@ def load_again(running: LoadedModel, path: Path, device: torch.device) -> torch.
     return _load_module(str(path), path, copy.deepcopy(config), running.dtype, device)
 
 
-def _choose_device(settings: EngineSettings) -> torch.device:
+def choose_device(settings: EngineSettings, place: Place | None = None) -> torch.device:
+    """The device of this process, or of the worker in this place. Raises StartupError."""
     has_cuda = torch.cuda.is_available()
     if settings.device == "cuda" and not has_cuda:
         raise StartupError("--device cuda: torch sees no CUDA device")
-    return torch.device("cuda" if has_cuda and settings.device != "cpu" else "cpu")
+    if not has_cuda or settings.device == "cpu":
+        return torch.device("cpu")
+    if place is None:
+        return torch.device("cuda")
+    if torch.cuda.device_count() < place.num_workers:
+        raise StartupError(
+            f"--tensor-parallel-size {place.tensor_parallel_size} with --pipeline-parallel-size "
+            f"{place.pipeline_parallel_size} needs {place.num_workers} CUDA devices; torch sees "
+            f"{torch.cuda.device_count()}"
+        )
+    return torch.device("cuda", place.rank)
 
 
 def _choose_dtype(settings: EngineSettings, config: Any, device: torch.device) -> torch.dtype:
@@ -125,13 +159,17 @@ def _copy_out_of_files(module: torch.nn.Module) -> None:
         parameter.data = parameter.data.clone()
 
 
-def _require_memory(name: str, path: Path, dtype: torch.dtype, device: torch.device) -> None:
+def _require_memory(name: str, path: Path, dtype: torch.dtype, device: torch.device, num_workers: int = 1) -> None:
     try:
         needed = num_parameters(read_headers(checkpoint_files(path))) * dtype.itemsize
     except CheckpointError as error:
         # A shard that is missing, a download that broke off.
         raise StartupError(f"{name}: its weights can not be read ({_first_line(error)})") from error
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    if device.type == "cuda":
+        needed, free = needed // num_workers, torch.cuda.mem_get_info(device)[0]
+    else:
+        # Each worker holds all weights until it has cut out its part.
+        needed, free = needed * num_workers, available_bytes()
     if needed > free:
         raise StartupError(
             f"{name}: the weights need {format_gib(needed)} of memory in "

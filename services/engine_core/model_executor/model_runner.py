@@ -49,7 +49,8 @@ class ModelRunner:
         self._dtype = dtype
         self._device = device
         self._max_num_seqs = max_num_seqs
-        self._caches: list[LayerKVCache] = []
+        # By index of the layer: a stage of a pipeline has some of the model's.
+        self._caches: dict[int, LayerKVCache] = {}
         self._num_blocks = 0
         self._block_size = 0
         self._requests: InputBatch | None = None
@@ -57,7 +58,7 @@ class ModelRunner:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return sum(spec.bytes_per_token(self._dtype) for spec in self._backend.layer_specs)
+        return sum(spec.bytes_per_token(self._dtype) for spec in self._backend.layer_specs.values())
 
     def initialize_kv_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocate the cache; requests known before are forgotten."""
@@ -68,7 +69,7 @@ class ModelRunner:
     def release_kv_cache(self) -> int:
         """Drop the cache and keep the record of the requests; returns its size in bytes."""
         freed_bytes = self._num_blocks * self._block_size * self.kv_bytes_per_token if self._caches else 0
-        self._caches = []
+        self._caches = {}
         return freed_bytes
 
     def restore_kv_cache(self) -> None:
@@ -92,18 +93,15 @@ class ModelRunner:
         self._requests.update(scheduler_output)
         inputs = self._requests.prepare(scheduler_output.num_scheduled_tokens)
         logits = self._forward(inputs, self._caches, self._block_size) if inputs.keys else None
-        prompt_logprobs = {rows.key: pack_prompt(rows, self._logits) for rows in self._requests.prompt_logprobs(inputs)}
-        self._pending = _Pending(inputs, logits if inputs.sampled.size else None, prompt_logprobs)
+        self._pending = _Pending(inputs, logits if inputs.sampled.size else None, self._prompt_logprobs(inputs))
 
     @torch.inference_mode()
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> ModelRunnerOutput:
         """Choose the tokens of the forward pass just run, within the bitmask, and append them to the record."""
-        pending, self._pending = self._pending, None
-        if self._requests is None or pending is None:
-            raise InvariantViolation("sample_tokens without execute_model")
+        pending, requests = self._take_pending(), self._record()
         inputs = pending.inputs
-        token_ids, logprobs = self._sample(pending.logits, inputs, self._requests, bitmask)
-        self._requests.finish_step(inputs, token_ids)
+        token_ids, logprobs = self._sample(pending.logits, inputs, requests, bitmask)
+        requests.finish_step(inputs, token_ids)
         sampled: list[list[int]] = [[] for _ in inputs.keys]
         for index, token_id in zip(inputs.sampled.tolist(), token_ids, strict=True):
             sampled[index] = [token_id]
@@ -118,9 +116,28 @@ class ModelRunner:
         inputs = _dummy_inputs(query_lens, block_size)
         caches = self._caches or self._allocate(1, block_size)
         logits = self._forward(inputs, caches, block_size)
-        params = np.zeros(len(query_lens), dtype=SAMPLING_DTYPE)
+        # None where another worker samples.
+        params = np.zeros(len(logits), dtype=SAMPLING_DTYPE)
         params["temperature"], params["top_p"] = 1.0, 0.9
-        sample(logits, SamplingBatch(params, np.zeros(len(query_lens), dtype=np.int64), []))
+        sample(logits, SamplingBatch(params, np.zeros(len(logits), dtype=np.int64), []))
+
+    def _record(self) -> InputBatch:
+        if self._requests is None:
+            raise InvariantViolation("a step before initialize_kv_cache")
+        return self._requests
+
+    def _take_pending(self) -> _Pending:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            raise InvariantViolation("sample_tokens without execute_model")
+        return pending
+
+    def _logits_indices(self, inputs: StepInputs) -> np.ndarray:
+        """The tokens of the step behind which the model says what comes next."""
+        return inputs.logits_indices
+
+    def _prompt_logprobs(self, inputs: StepInputs) -> dict[RequestKey, PromptLogprobs]:
+        return {rows.key: pack_prompt(rows, self._logits) for rows in self._record().prompt_logprobs(inputs)}
 
     def _sample(
         self,
@@ -141,11 +158,13 @@ class ModelRunner:
     def _logits(self, logits_indices: np.ndarray) -> torch.Tensor:
         return self._backend.logits(self._on_device(logits_indices))
 
-    def _allocate(self, num_blocks: int, block_size: int) -> list[LayerKVCache]:
-        specs = self._backend.layer_specs
-        return [LayerKVCache(spec, num_blocks, block_size, self._dtype, self._device) for spec in specs]
+    def _allocate(self, num_blocks: int, block_size: int) -> dict[int, LayerKVCache]:
+        return {
+            layer_idx: LayerKVCache(spec, num_blocks, block_size, self._dtype, self._device)
+            for layer_idx, spec in self._backend.layer_specs.items()
+        }
 
-    def _forward(self, inputs: StepInputs, caches: list[LayerKVCache], block_size: int) -> torch.Tensor:
+    def _forward(self, inputs: StepInputs, caches: dict[int, LayerKVCache], block_size: int) -> torch.Tensor:
         metadata = build_attention_metadata(
             query_start_loc=inputs.query_start_loc,
             seq_lens=inputs.seq_lens,
@@ -157,7 +176,7 @@ class ModelRunner:
         return self._backend.forward(
             self._on_device(inputs.input_ids),
             self._on_device(inputs.positions),
-            self._on_device(inputs.logits_indices),
+            self._on_device(self._logits_indices(inputs)),
             PagedAttention(caches, metadata),
         )
 

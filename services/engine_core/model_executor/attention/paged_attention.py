@@ -5,6 +5,7 @@ Owner: the busy-loop thread, inside the forward pass. Writes only the slots of t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from engine_core.model_executor.attention.metadata import AttentionMetadata, Dec
 class PagedAttention:
     """The attention context of one step: one cache for each layer, one metadata for all."""
 
-    caches: list[LayerKVCache]
+    caches: Mapping[int, LayerKVCache]
     metadata: AttentionMetadata
 
     def attend(

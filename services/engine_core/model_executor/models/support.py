@@ -26,13 +26,12 @@ def require_supported(model: str, config: Any) -> None:
         raise StartupError(f"--model {model}: architecture {config.model_type} is not supported: {reason}")
 
 
-def require_probed(model: str, config: Any, probe: LayerProbe) -> None:
+def require_probed(model: str, config: Any, probe: LayerProbe, layers: range) -> None:
     """Raise StartupError when the layers that called attention are not those the config promises."""
-    num_layers = config.num_hidden_layers
-    if sorted(probe.specs) != list(range(num_layers)):
+    if sorted(probe.specs) != list(layers):
         raise StartupError(
             f"--model {model}: architecture {config.model_type} is not supported: {len(probe.specs)} of its "
-            f"{num_layers} layers use attention"
+            f"{len(layers)} layers use attention"
         )
     for layer_idx, options in sorted(probe.options.items()):
         if _is_sliding(config, layer_idx) != (options.sliding_window is not None):

@@ -29,8 +29,8 @@ class TransformersBackend:
         self._hidden_states = HiddenStates(loaded.module)
         probe = LayerProbe()
         self.vocab_size = self._probe(model, loaded, probe)
-        require_probed(model, loaded.config, probe)
-        self.layer_specs: list[LayerSpec] = [probe.specs[layer_idx] for layer_idx in sorted(probe.specs)]
+        require_probed(model, loaded.config, probe, loaded.layers)
+        self.layer_specs: dict[int, LayerSpec] = dict(sorted(probe.specs.items()))
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor, context: AttentionContext

@@ -1,0 +1,113 @@
+"""A service whose model is shared by two workers: deaths of either side, as clients and operators see them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from fakes.tiny_models import save_shardable_model
+from running_stack import SERVING, Frontend, Service, Stack, free_port, running_stack
+from stepwire.v1 import common_pb2
+from stepwire.v1.generation_service_pb2 import GenerateRequest
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 120.0
+DEATH_IS_KNOWN_WITHIN_S = 5.0
+FLAGS = ("--tensor-parallel-size", "2", "--max-model-len", "4096", "--kv-cache-memory", "64MiB")
+
+
+@pytest.fixture
+def stack(embedded_model_dir: Path, tmp_path: Path) -> Iterator[Stack]:
+    model_dir = save_shardable_model(tmp_path / "model", embedded_model_dir)
+    with running_stack(model_dir, tmp_path / "cache") as stack:
+        yield stack
+
+
+def request(max_tokens: int) -> GenerateRequest:
+    return GenerateRequest(
+        text="Once upon a time",
+        sampling=common_pb2.SamplingParams(temperature=0),
+        stop=common_pb2.StopConditions(max_tokens=max_tokens, ignore_eos=True),
+    )
+
+
+def started(frontend: Frontend, max_tokens: int = 4000) -> grpc.Call:
+    """A stream that has delivered tokens."""
+    call = frontend.generation.GenerateStream(request(max_tokens), timeout=TIMEOUT_S)
+    while not next(call).HasField("delta"):
+        pass
+    return call
+
+
+def workers_of(engine: Service) -> list[psutil.Process]:
+    workers = [
+        child for child in psutil.Process(engine.process.pid).children() if "parallel.worker" in child.cmdline()[2]
+    ]
+    assert len(workers) == 2
+    return workers
+
+
+def test_a_killed_worker_is_told_to_every_client_and_a_restart_serves(stack: Stack) -> None:
+    port = free_port()
+    engine = stack.engine(*FLAGS, port=port)
+    frontend = stack.frontend(engine)
+    frontend.wait_for_health(SERVING)
+    workers = workers_of(engine)
+    calls = [started(frontend) for _ in range(2)]
+    workers[1].kill()
+    killed = time.monotonic()
+    for call in calls:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call)  # type: ignore[call-overload]
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        info = error_details_pb2.ErrorInfo()
+        status = rpc_status.from_call(caught.value)  # type: ignore[arg-type]
+        assert any(detail.Unpack(info) for detail in status.details)
+        assert (info.reason, info.metadata["cause"]) == ("ENGINE_DEAD", "EXECUTOR_FAILED")
+    assert time.monotonic() - killed < DEATH_IS_KNOWN_WITHIN_S
+    assert engine.wait() == 1
+    assert psutil.wait_procs(workers, timeout=TIMEOUT_S)[1] == []
+    stack.engine(*FLAGS, port=port)
+    frontend.wait_for_health(SERVING)
+    assert frontend.generation.Generate(request(4), timeout=TIMEOUT_S).usage.completion_tokens == 4
+
+
+def test_a_killed_engine_takes_its_workers_along(stack: Stack) -> None:
+    engine = stack.engine(*FLAGS)
+    frontend = stack.frontend(engine)
+    frontend.wait_for_health(SERVING)
+    workers = workers_of(engine)
+    started(frontend)
+    engine.kill()
+    assert psutil.wait_procs(workers, timeout=TIMEOUT_S)[1] == []
+
+
+def test_sigterm_of_all_processes_completes_what_runs(stack: Stack) -> None:
+    engine = stack.engine(*FLAGS)
+    frontend = stack.frontend(engine)
+    frontend.wait_for_health(SERVING)
+    workers = workers_of(engine)
+    call = started(frontend, max_tokens=40)
+    for process in workers:
+        process.send_signal(signal.SIGTERM)
+    engine.signal(signal.SIGTERM)
+    assert list(call)[-1].finished.usage.completion_tokens == 40  # type: ignore[call-overload]
+    assert engine.wait() == 0
+    assert psutil.wait_procs(workers, timeout=TIMEOUT_S)[1] == []
+
+
+def test_a_size_that_does_not_fit_the_model_is_one_sentence_for_the_operator(stack: Stack) -> None:
+    engine = stack.engine("--tensor-parallel-size", "4")
+    assert engine.wait() == 1
+    [line] = [line for line in engine.log if "can not start" in line]
+    assert "--tensor-parallel-size 4 does not divide what model" in line
+    assert not any("Traceback" in line for line in engine.log)
