@@ -149,13 +149,17 @@ class OutputCollector:
             self._unread_bytes = 0
             self._event.set()
 
+    def take(self) -> list[CollectorItem]:
+        """Everything that is ready now, which may be nothing. Raises a failure's error."""
+        if self._error is not None:
+            # Requests share the death of their engine; raised itself, it would collect the frames of them all.
+            raise copy.copy(self._error)
+        return self._take_ripe()
+
     async def next(self) -> list[CollectorItem]:
         """Everything that is ready, waiting for the first; empty = every choice has ended. Raises a failure's error."""
         while True:
-            if self._error is not None:
-                # Requests share the death of their engine; raised itself, it would collect the frames of them all.
-                raise copy.copy(self._error)
-            items = self._take()
+            items = self.take()
             if items or self.is_done:
                 return items
             await self._wait()
@@ -199,7 +203,7 @@ class OutputCollector:
         due = slot.since + self._max_chunk_delay_s
         return due if due <= self._clock() else None
 
-    def _take(self) -> list[CollectorItem]:
+    def _take_ripe(self) -> list[CollectorItem]:
         if not self._is_admitted:
             return []
         items: list[CollectorItem] = []
