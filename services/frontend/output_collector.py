@@ -1,7 +1,8 @@
 """The mailbox between the output processor and one handler: one slot a choice and an event.
 
-Both sides run on the event loop. When the handler is behind, deltas of a choice merge, so memory is bounded by the
-answer; choices never overwrite each other, and an exception replaces everything. Never blocks the writer.
+Both sides run on the event loop (offline: in the caller's thread). When the handler is behind, deltas of a choice
+merge, so memory is bounded by the answer; choices never overwrite each other, and an exception replaces everything.
+Never blocks the writer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From engine outputs to what callers read: the one loop over a batch, and the maps of everything in flight.
 
-Runs on the event loop only and never waits for a client. Each request has its own guard: whatever goes wrong with one
-ends that one, and the batch goes on.
+Runs on the event loop only (offline: in the caller's thread) and never waits for a client. Each request has its own
+guard: whatever goes wrong with one ends that one, and the batch goes on.
 """
 
 from __future__ import annotations

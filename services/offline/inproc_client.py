@@ -6,6 +6,7 @@ requests, outputs and deaths mean here exactly what they mean to the service; on
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import threading
@@ -97,7 +98,7 @@ class InprocClient:
             self._outputs += self._core.abort_requests([(_SESSION, handle) for handle in handles], kind.value)
 
     def get_output(self) -> list[EngineOutput]:
-        """Step the engine; no news may come although work goes on. Raises EngineDeadError, whose cause is chained.
+        """Step the engine; no news may come although work goes on. Raises EngineDeadError.
 
         Whatever leaves a step in the middle ends the engine, also Ctrl-C: its state can not be trusted any more.
         """
@@ -105,10 +106,10 @@ class InprocClient:
         try:
             outputs = self._step(core)
         except BaseException as error:
-            self._die(core, error)
-            if self._death is None or not isinstance(error, Exception):
-                raise
-            raise self._death from error
+            death = self._die(core, error)
+            if isinstance(error, Exception):
+                raise death from error
+            raise
         if not outputs:
             return []
         batch = EngineCoreOutputs(core.num_steps, core.clock(), outputs)
@@ -121,23 +122,26 @@ class InprocClient:
             core.structured_output.expire()
         outputs, self._outputs = self._outputs, []
         self._has_grammar.clear()
-        if core.is_blocked and not outputs:
-            self._has_grammar.wait(_COMPILE_CHECK_S)
-            return []
+        if core.is_blocked:
+            if not outputs:
+                self._has_grammar.wait(_COMPILE_CHECK_S)
+            return outputs
         return outputs + core.step()[0]
 
     def _running(self) -> EngineCore:
         if self._death is not None:
-            raise self._death
+            # Raised itself again and again, it would collect the frames of all who met it.
+            raise copy.copy(self._death)
         if self._core is None:
             raise RuntimeError("the engine was closed")
         return self._core
 
-    def _die(self, core: EngineCore, error: BaseException) -> None:
+    def _die(self, core: EngineCore, error: BaseException) -> EngineDeadError:
         dead = describe_death(error, core.num_steps)
         logger.critical("ENGINE_CORE_DEAD %s", dead)
         self._death = to_death(self._encoder.encode(dead, 0, set).engine_dead)
         self.close()
+        return copy.copy(self._death)
 
 
 def _nobody_waits_for_this() -> None:

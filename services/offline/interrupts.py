@@ -1,4 +1,4 @@
-"""Ctrl-C waits for the end of a step: between two steps a batch can be given up, and the engine serves the next one.
+"""Ctrl-C waits for the end of a step or an add: there a batch can be given up, and the engine serves the next one.
 
 For the main thread, where Python delivers signals, and only while the program has no handler of its own. The second
 Ctrl-C does not wait, and costs the engine.
@@ -33,5 +33,5 @@ def interrupted_after() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if is_pending:
-        raise KeyboardInterrupt
+        if is_pending:
+            raise KeyboardInterrupt

@@ -121,7 +121,9 @@ class LLM:
         for request_id, get_prompt, params in zip(request_ids, inputs, every, strict=True):
             final = replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
             try:
-                self.llm_engine.add_request(request_id, get_prompt(), final, add_special_tokens=add_special_tokens)
+                prompt = get_prompt()
+                with interrupted_after():
+                    self.llm_engine.add_request(request_id, prompt, final, add_special_tokens=add_special_tokens)
             except StepwireError as error:
                 yield RequestOutput(request_id, None, [], None, [], finished=True, usage=Usage(0, 0, 0), error=error)
         while self.llm_engine.has_unfinished_requests():
