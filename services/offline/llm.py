@@ -24,8 +24,15 @@ from stepwire.errors import InvalidRequestError, StepwireError
 Conversation = Sequence[Message]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
-# A batch is the caller's own: there is nobody to protect from its size. The largest that the handshake can state.
+# The largest that the handshake can state.
 _NO_QUEUE_LIMIT = 2**32 - 1
+_DEFAULTS: dict[str, object] = {
+    # It would step the model in a thread of its own; who wants that overlap asks for it.
+    "async_scheduling": False,
+    # A batch is the caller's own: there is nobody to protect from its size.
+    "max_queued_requests": _NO_QUEUE_LIMIT,
+    "max_queued_tokens": _NO_QUEUE_LIMIT,
+}
 
 
 class LLM:
@@ -35,8 +42,7 @@ class LLM:
     """
 
     def __init__(self, model: str = "embedded", **engine_settings: object) -> None:
-        defaults: dict[str, object] = {"max_queued_requests": _NO_QUEUE_LIMIT, "max_queued_tokens": _NO_QUEUE_LIMIT}
-        settings = EngineSettings(**{**defaults, "model": model, **engine_settings})  # type: ignore[arg-type]  # checked there
+        settings = EngineSettings(**{**_DEFAULTS, "model": model, **engine_settings})  # type: ignore[arg-type]  # checked there
         self.llm_engine = LLMEngine(settings)
         self._request_ids = itertools.count()
 

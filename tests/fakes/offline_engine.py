@@ -38,7 +38,7 @@ class FakeLoader:
 
 
 def make_engine(loader: FakeLoader, **settings: object) -> LLMEngine:
-    return LLMEngine(EngineSettings(**{**DEFAULTS, **settings}), loader)  # type: ignore[arg-type]
+    return LLMEngine(EngineSettings(**{"async_scheduling": False, **DEFAULTS, **settings}), loader)  # type: ignore[arg-type]
 
 
 def make_llm(monkeypatch, loader: FakeLoader, **settings: object) -> LLM:

@@ -212,11 +212,11 @@ def test_a_failing_step_is_the_end_of_all_and_of_the_engine(engine, loader) -> N
 
 
 def test_a_dead_worker_is_noticed_before_the_next_step(engine, loader) -> None:
+    before = set(threading.enumerate())
     engine.add_request("a", [CALLBACK_TOKEN], params(1000))
     engine.step()
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
     [last] = [output for output in run(engine) if output.finished]
     assert isinstance(last.error, EngineDeadError)
     assert (last.error.cause, last.error.cause_type) == ("EXECUTOR_FAILED", "RuntimeError")
@@ -249,6 +249,21 @@ def test_a_grammar_that_takes_too_long_is_refused_by_the_loop_itself() -> None:
     assert output.error.reason == "GRAMMAR_INVALID"
     assert_nothing_left(engine, loader)
     engine.close()
+
+
+def test_asynchronous_scheduling_changes_no_answer(engine) -> None:
+    loader = FakeLoader()
+    overlapping = make_engine(loader, async_scheduling=True)
+    answers = []
+    for one in (engine, overlapping):
+        for index in range(12):
+            fields = {"stop_token_ids": [23], "output_kind": RequestOutputKind.FINAL_ONLY}
+            one.add_request(str(index), [10 + index, 11, 12], params(3 + index, **fields))
+        answers.append({output.request_id: output.outputs for output in run(one)})
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 12
+    assert_nothing_left(overlapping, loader)
+    overlapping.close()
 
 
 def test_no_thread_is_started(engine) -> None:
