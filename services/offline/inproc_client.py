@@ -63,6 +63,9 @@ class InprocClient:
             time.monotonic,
             ping_interval_ms=settings.ping_interval_ms,
             ping_timeout_ms=settings.ping_timeout_ms,
+            data_parallel_rank=0,
+            data_parallel_size=1,
+            num_frontends=_one_frontend,
         )
         self.facts = to_facts(self._encoder.ready(started.core.config))
         self.tokenizer_archive = started.tokenizer_archive
@@ -146,6 +149,10 @@ class InprocClient:
 
 def _nobody_waits_for_this() -> None:
     """The model is loaded; the caller waits for all of the start anyway."""
+
+
+def _one_frontend() -> int:
+    return 1
 
 
 def _release(core: EngineCore) -> None:
