@@ -14,12 +14,11 @@ import time
 import weakref
 from collections.abc import Sequence
 
-from engine_core.__main__ import load_in_process
 from engine_core.config import EngineSettings
 from engine_core.core import EngineCore
-from engine_core.core_proc import ExecutorFailedError
 from engine_core.death import describe_death
 from engine_core.lifecycle import EngineLifecycle
+from engine_core.model_executor.executor import ExecutorFailedError
 from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
 from engine_core.startup import ModelLoader, start_engine
 from engine_core.step_progress import StepProgress
@@ -41,16 +40,14 @@ _COMPILE_CHECK_S = 1.0
 class InprocClient:
     """One engine core. `close`, or dropping the last reference, gives everything back that it holds."""
 
-    def __init__(self, settings: EngineSettings, load_model: ModelLoader = load_in_process) -> None:
+    def __init__(self, settings: EngineSettings, loader: ModelLoader) -> None:
         # Lists and events go to the engine and not `self`: it must not keep its client alive.
         self._executor_failures: list[BaseException] = []
         self._has_grammar = threading.Event()
         self._death: EngineDeadError | None = None
         # Outputs of adds and aborts, handed out with the next step.
         self._outputs: list[EngineCoreOutput] = []
-        started = start_engine(
-            settings, load_model, self._executor_failures.append, _nobody_waits_for_this, time.monotonic
-        )
+        started = start_engine(settings, loader, self._executor_failures.append, _nobody_waits_for_this, time.monotonic)
         self._core: EngineCore | None = started.core
         self._close = weakref.finalize(self, _release, started.core)
         if started.core.structured_output is not None:

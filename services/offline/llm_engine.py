@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from engine_core.__main__ import load_in_process
+from engine_core.__main__ import load_model
 from engine_core.config import EngineSettings
 from engine_core.model_executor.startup_error import StartupError
 from engine_core.startup import ModelLoader
@@ -31,8 +31,8 @@ from stepwire.errors import EngineDeadError, InvalidRequestError
 class LLMEngine:
     """`add_request` whenever there is one, `step` while `has_unfinished_requests`, `close` at the end."""
 
-    def __init__(self, settings: EngineSettings, load_model: ModelLoader = load_in_process) -> None:
-        self._client = InprocClient(settings, load_model)
+    def __init__(self, settings: EngineSettings, loader: ModelLoader = load_model) -> None:
+        self._client = InprocClient(settings, loader)
         try:
             self._model, self.chat_template = _load_frontend(self._client)
         except BaseException:
