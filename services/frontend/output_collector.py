@@ -1,7 +1,8 @@
 """The mailbox between the output processor and one handler: one slot a choice and an event.
 
-Both sides run on the event loop. When the handler is behind, deltas of a choice merge, so memory is bounded by the
-answer; choices never overwrite each other, and an exception replaces everything. Never blocks the writer.
+Both sides run on the event loop (offline: in the caller's thread). When the handler is behind, deltas of a choice
+merge, so memory is bounded by the answer; choices never overwrite each other, and an exception replaces everything.
+Never blocks the writer.
 """
 
 from __future__ import annotations
@@ -149,13 +150,17 @@ class OutputCollector:
             self._unread_bytes = 0
             self._event.set()
 
+    def take(self) -> list[CollectorItem]:
+        """Everything that is ready now, which may be nothing. Raises a failure's error."""
+        if self._error is not None:
+            # Requests share the death of their engine; raised itself, it would collect the frames of them all.
+            raise copy.copy(self._error)
+        return self._take_ripe()
+
     async def next(self) -> list[CollectorItem]:
         """Everything that is ready, waiting for the first; empty = every choice has ended. Raises a failure's error."""
         while True:
-            if self._error is not None:
-                # Requests share the death of their engine; raised itself, it would collect the frames of them all.
-                raise copy.copy(self._error)
-            items = self._take()
+            items = self.take()
             if items or self.is_done:
                 return items
             await self._wait()
@@ -199,7 +204,7 @@ class OutputCollector:
         due = slot.since + self._max_chunk_delay_s
         return due if due <= self._clock() else None
 
-    def _take(self) -> list[CollectorItem]:
+    def _take_ripe(self) -> list[CollectorItem]:
         if not self._is_admitted:
             return []
         items: list[CollectorItem] = []

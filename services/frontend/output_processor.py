@@ -1,7 +1,7 @@
 """From engine outputs to what callers read: the one loop over a batch, and the maps of everything in flight.
 
-Runs on the event loop only and never waits for a client. Each request has its own guard: whatever goes wrong with one
-ends that one, and the batch goes on.
+Runs on the event loop only (offline: in the caller's thread) and never waits for a client. Each request has its own
+guard: whatever goes wrong with one ends that one, and the batch goes on.
 """
 
 from __future__ import annotations
@@ -87,7 +87,28 @@ class OutputProcessor:
         for start in range(0, len(outputs), SLICE):
             if start:
                 await asyncio.sleep(0)
-            self._process_slice(outputs[start : start + SLICE])
+            self.process_now(outputs[start : start + SLICE])
+
+    def process_now(self, outputs: Sequence[EngineOutput]) -> None:
+        """The same without a yield, for a caller that has no other streams to serve meanwhile."""
+        stopped: list[int] = []
+        for output in outputs:
+            entry = self._choices.get(output.handle)
+            if entry is None:
+                continue
+            state, choice = entry
+            try:
+                self._process(state, choice, output, stopped)
+            # The guard: nothing that one request can cause may reach the others.
+            except Exception:
+                logger.exception("output processing failed for request %s", state.request_id)
+                self._on_failure()
+                error = RequestFailedError(
+                    "the output of this request could not be processed", reason="OUTPUT_PROCESSING"
+                )
+                self._end(state, error, AbortKind.FRONTEND_ERROR)
+        if stopped:
+            self._on_abort(stopped, AbortKind.STOP_STRING)
 
     def fail(self, handles: Iterable[int], error: StepwireError) -> None:
         """End the requests of handles that no engine runs any more; siblings that still run are aborted."""
@@ -113,26 +134,6 @@ class OutputProcessor:
         """Collectors whose handler leaves too much unread, or has read nothing for too long."""
         limit = self._clock() - max_unread_s
         return [collector for collector in self._requests if _is_slow(collector, max_unread_bytes, limit)]
-
-    def _process_slice(self, outputs: Sequence[EngineOutput]) -> None:
-        stopped: list[int] = []
-        for output in outputs:
-            entry = self._choices.get(output.handle)
-            if entry is None:
-                continue
-            state, choice = entry
-            try:
-                self._process(state, choice, output, stopped)
-            # The guard: nothing that one request can cause may reach the others.
-            except Exception:
-                logger.exception("output processing failed for request %s", state.request_id)
-                self._on_failure()
-                error = RequestFailedError(
-                    "the output of this request could not be processed", reason="OUTPUT_PROCESSING"
-                )
-                self._end(state, error, AbortKind.FRONTEND_ERROR)
-        if stopped:
-            self._on_abort(stopped, AbortKind.STOP_STRING)
 
     def _process(self, state: RequestState, choice: ChoiceState, output: EngineOutput, stopped: list[int]) -> None:
         if output.events or output.finish is not None or output.cached_prompt_tokens is not None:

@@ -1,6 +1,7 @@
 """The model behind the engines as the frontend serves it: tokenizer, both processors, and the facts of the engines.
 
-Owner: the event loop. Exists from the first engine on, and is replaced only when engines come back with another model.
+Owner: the event loop (offline: the caller's thread). Exists from the first engine on, and is replaced only when engines
+come back with another model.
 The pool lets none in while an engine with this one takes requests or still runs some; what is then still being
 tokenized is refused when it is submitted.
 """

@@ -154,7 +154,7 @@ def test_type_ignores_name_their_code_and_reason():
     assert matches(SOURCES, r"# type: ignore(?!\[[\w, -]+\]\s+# \S)") == []
 
 
-@pytest.mark.parametrize("package", ["frontend", "engine_core", "launcher", "stepwire"])
+@pytest.mark.parametrize("package", ["frontend", "engine_core", "launcher", "offline", "stepwire"])
 def test_source_roots_are_not_packages(package: str):
     for root in SOURCE_ROOTS:
         assert not (ROOT / root / "__init__.py").exists()

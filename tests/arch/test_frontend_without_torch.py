@@ -30,7 +30,10 @@ assert not FORBIDDEN & set(sys.modules)
 """
 
 
-@pytest.mark.parametrize("module", ["frontend.__main__", "frontend.server", "stepwire_client.cli", "stepwire_client"])
+@pytest.mark.parametrize(
+    "module",
+    ["frontend.__main__", "frontend.server", "frontend.chat_template", "stepwire_client.cli", "stepwire_client"],
+)
 def test_imports_without_the_engine_extra(module):
     result = subprocess.run([sys.executable, "-c", PROGRAM, module], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr

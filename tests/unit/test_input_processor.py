@@ -611,3 +611,35 @@ async def test_a_constraint_reaches_the_engine_as_it_is(processor, constraint) -
 
 async def test_without_a_constraint_the_engine_gets_none(processor) -> None:
     assert not engine_request(await process(processor), 0, 1, 1000.0).HasField("structured_output")
+
+
+# --- without an event loop ---
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": "hello world", "sampling": {"badWords": ["the"], "seed": 3}},
+        {"token_ids": {"ids": [5, 6, 7]}, "sampling": {"seed": 3}},
+        {"text": "hello world", "truncatePromptTokens": 1, "output": {"echoPrompt": True}, "sampling": {"seed": 3}},
+        {"token_ids": {"ids": [5, 6]}, "output": {"echoPrompt": True}, "sampling": {"seed": 3}},
+    ],
+)
+async def test_without_a_loop_the_result_is_the_same_and_no_thread_is_used(processor, fields) -> None:
+    before = set(threading.enumerate())
+    now = processor.process_now(request_of(**fields), request_id="r1")
+    assert set(threading.enumerate()) == before
+    assert now == await process(processor, **fields)
+
+
+async def test_a_long_text_is_encoded_in_a_thread_and_nothing_else_is(processor, monkeypatch) -> None:
+    threads: list[threading.Thread] = []
+    real = TOKENIZER.encode
+
+    def encode(*args, **options):
+        threads.append(threading.current_thread())
+        return real(*args, **options)
+
+    monkeypatch.setattr(TOKENIZER, "encode", encode)
+    await process(processor, text="hello")
+    processor.process_now(request_of(text="hello"), request_id="r1")
+    assert threads[0] is not threading.current_thread()
+    assert threads[1] is threading.current_thread()

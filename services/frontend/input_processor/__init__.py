@@ -1,6 +1,7 @@
 """Public requests to engine requests: checks, defaults, tokenization, seed. The engine then applies no defaults.
 
-Runs on the event loop, except encoding, which runs in a thread. Never changes the caller's message, never logs prompts.
+Runs on the event loop, except encoding, which runs in a thread (offline: all in the caller's
+thread). Never changes the caller's message, never logs prompts.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -35,6 +36,42 @@ Result = TypeVar("Result")
 
 # The answer has to travel back before the caller gives up.
 DEADLINE_MARGIN_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A request that has passed every check for which no tokenizer is needed."""
+
+    request: generation_service_pb2.GenerateRequest
+    request_id: str
+    client_class: str
+    facts: ModelFacts
+    arrival_time: float
+    deadline_in_s: float | None
+    output: OutputSettings
+    sampling: engine_core_pb2.EngineSamplingParams
+
+    @property
+    def has_text_to_echo(self) -> bool:
+        """The text of the caller is the echo as it is."""
+        return bool(self.request.text) and not self.request.HasField("truncate_prompt_tokens")
+
+    @property
+    def needs_tokenizer(self) -> bool:
+        """A token prompt alone does not."""
+        has_to_decode = self.output.echo_prompt and not self.has_text_to_echo
+        return bool(self.request.text or self.request.sampling.bad_words) or has_to_decode
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """What the tokenizer had to say about a request."""
+
+    prompt_token_ids: list[int]
+    # Each variant of each.
+    bad_words: list[tuple[int, ...]]
+    # For the echo.
+    prompt_text: str | None
 
 
 class InputProcessor:
@@ -81,40 +118,24 @@ class InputProcessor:
 
         Raises InvalidRequestError naming every wrong field, or RequestFailedError DEADLINE when time is up already.
         """
-        arrival_time, facts = self._clock(), self.facts
-        output, sampling = self._read(request, facts)
-        prompt_token_ids = await self._encode(request, sampling, facts)
-        max_tokens, min_tokens = _resolve_lengths(request, len(prompt_token_ids), facts)
-        eos_token_ids = tuple(token_id for token_id in self._tokenizer.eos_token_ids if token_id < facts.vocab_size)
-        template = _template(request, request_id, prompt_token_ids, sampling, eos_token_ids)
-        template.max_tokens, template.min_tokens = max_tokens, min_tokens
-        template.client_class = client_class
-        check_prompt_logprobs(output, len(prompt_token_ids))
-        add_logprobs(output, template)
-        return ProcessedRequest(
-            request_id=request_id,
-            model=facts.served_model_name,
-            prompt_token_ids=prompt_token_ids,
-            prompt_text=await self._echo(request, prompt_token_ids, output),
-            num_choices=num_choices(request.sampling),
-            seed=sampling.seed,
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            stop_strings=tuple(request.stop.stop),
-            include_stop=request.stop.include_stop_in_output,
-            eos_token_ids=eos_token_ids,
-            resume_output_token_ids=list(request.resume_output_token_ids.ids),
-            output=output,
-            arrival_time=arrival_time,
-            deadline=self._deadline(arrival_time, deadline_in_s),
-            queue_deadline=_queue_deadline(request, arrival_time),
-            template=template,
-        )
+        draft = self._begin(request, request_id, client_class, deadline_in_s)
+        encode = partial(self._encode, draft)
+        return self._complete(draft, await self.in_thread(encode) if draft.needs_tokenizer else encode())
 
-    def _read(
-        self, request: generation_service_pb2.GenerateRequest, facts: ModelFacts
-    ) -> tuple[OutputSettings, engine_core_pb2.EngineSamplingParams]:
+    def process_now(self, request: generation_service_pb2.GenerateRequest, *, request_id: str) -> ProcessedRequest:
+        """The same for a caller without an event loop: everything happens in its own thread."""
+        draft = self._begin(request, request_id, "", None)
+        return self._complete(draft, self._encode(draft))
+
+    def _begin(
+        self,
+        request: generation_service_pb2.GenerateRequest,
+        request_id: str,
+        client_class: str,
+        deadline_in_s: float | None,
+    ) -> _Draft:
         """All that can be checked and resolved without the tokenizer."""
+        arrival_time, facts = self._clock(), self.facts
         self.check_model(request.model)
         checks = FieldChecks()
         output = read_output(request.output, facts, checks)
@@ -124,40 +145,62 @@ class InputProcessor:
         _check_rest(request, checks)
         checks.raise_if_any()
         refuse_unsupported(request, facts)
-        return output, sampling
+        return _Draft(request, request_id, client_class, facts, arrival_time, deadline_in_s, output, sampling)
 
-    async def _encode(
-        self,
-        request: generation_service_pb2.GenerateRequest,
-        sampling: engine_core_pb2.EngineSamplingParams,
-        facts: ModelFacts,
-    ) -> list[int]:
-        """Prompt ids, cut and checked; bad words go into `sampling`. A token prompt without them needs no thread."""
-        prompt_token_ids, bad_words = token_ids_to_keep(request, facts), list(request.sampling.bad_words)
+    def _encode(self, draft: _Draft) -> _Encoded:
+        """Prompt ids, cut and checked, and what else the tokenizer has to say. Takes long; touches no state."""
+        request, facts = draft.request, draft.facts
         text = text_to_encode(request, facts, self._tokenizer.max_token_bytes)
-        if text or bad_words:
-            add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            encoded, variants = await self.in_thread(
-                partial(encode_prompt, self._tokenizer, text, add_special_tokens, bad_words)
-            )
-            prompt_token_ids = encoded or prompt_token_ids
-            sampling.bad_words.extend(common_pb2.TokenIds(ids=variant) for variant in variants)
-        prompt_token_ids = truncate_prompt(request, prompt_token_ids, facts)
+        add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
+        encoded, bad_words = encode_prompt(self._tokenizer, text, add_special_tokens, list(request.sampling.bad_words))
+        prompt_token_ids = truncate_prompt(request, encoded or token_ids_to_keep(request, facts), facts)
         checks = FieldChecks()
         check_tokens(request, prompt_token_ids, facts, checks)
         checks.raise_if_any()
-        return prompt_token_ids
+        return _Encoded(prompt_token_ids, bad_words, self._echo(draft, prompt_token_ids))
 
-    async def _echo(
-        self, request: generation_service_pb2.GenerateRequest, prompt_token_ids: list[int], output: OutputSettings
-    ) -> str | None:
-        if not output.echo_prompt:
+    def _echo(self, draft: _Draft, prompt_token_ids: list[int]) -> str | None:
+        if not draft.output.echo_prompt:
             return None
-        if request.text and not request.HasField("truncate_prompt_tokens"):
-            return request.text
-        decode = partial(self._tokenizer.decode_batch, skip_special_tokens=output.skip_special_tokens)
-        [text] = await self.in_thread(partial(decode, [prompt_token_ids]))
+        if draft.has_text_to_echo:
+            return draft.request.text
+        [text] = self._tokenizer.decode_batch([prompt_token_ids], skip_special_tokens=draft.output.skip_special_tokens)
         return text
+
+    def _complete(self, draft: _Draft, encoded: _Encoded) -> ProcessedRequest:
+        request, facts, sampling, prompt_token_ids = (
+            draft.request,
+            draft.facts,
+            draft.sampling,
+            encoded.prompt_token_ids,
+        )
+        sampling.bad_words.extend(common_pb2.TokenIds(ids=bad_word) for bad_word in encoded.bad_words)
+        max_tokens, min_tokens = _resolve_lengths(request, len(prompt_token_ids), facts)
+        eos_token_ids = tuple(token_id for token_id in self._tokenizer.eos_token_ids if token_id < facts.vocab_size)
+        template = _template(request, draft.request_id, prompt_token_ids, sampling, eos_token_ids)
+        template.max_tokens, template.min_tokens = max_tokens, min_tokens
+        template.client_class = draft.client_class
+        check_prompt_logprobs(draft.output, len(prompt_token_ids))
+        add_logprobs(draft.output, template)
+        return ProcessedRequest(
+            request_id=draft.request_id,
+            model=facts.served_model_name,
+            prompt_token_ids=prompt_token_ids,
+            prompt_text=encoded.prompt_text,
+            num_choices=num_choices(request.sampling),
+            seed=sampling.seed,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop_strings=tuple(request.stop.stop),
+            include_stop=request.stop.include_stop_in_output,
+            eos_token_ids=eos_token_ids,
+            resume_output_token_ids=list(request.resume_output_token_ids.ids),
+            output=draft.output,
+            arrival_time=draft.arrival_time,
+            deadline=self._deadline(draft.arrival_time, draft.deadline_in_s),
+            queue_deadline=_queue_deadline(request, draft.arrival_time),
+            template=template,
+        )
 
     def _deadline(self, arrival_time: float, deadline_in_s: float | None) -> float | None:
         if deadline_in_s is None:
