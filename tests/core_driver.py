@@ -49,6 +49,7 @@ class CoreDriver:
         resumed: Sequence[int] = (),
         grammar_spec: GrammarSpec | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
+        priority: int = 0,
     ) -> RequestKey:
         """Without eos ids the answer has all its tokens."""
         self._num_requests += 1
@@ -62,6 +63,7 @@ class CoreDriver:
             logprobs=logprobs,
             output_token_ids=list(resumed),
             grammar_spec=grammar_spec,
+            priority=priority,
         )
         self.logprobs_params[request.key] = logprobs
         assert self.core.preprocess_add_request(request) is None

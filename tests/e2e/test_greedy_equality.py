@@ -8,6 +8,7 @@ decides) may the engine choose the other one; such near-ties are counted and bou
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,32 @@ def test_with_preemption_in_a_tiny_cache(
     reference.check(prompts, driver.generate(prompts, MAX_TOKENS))
     assert driver.core.scheduler.stats().num_preemptions > 0
     driver.core.shutdown()
+
+
+# With three key heads the model can be cut into three parts, not into two.
+@pytest.mark.parametrize(("seed", "num_shards"), [(1, 1), (3, 1), (9, 3)])
+def test_features_at_random(
+    embedded_model_dir: Path, reference: Reference, prompts: list[list[int]], seed: int, num_shards: int
+) -> None:
+    rng = random.Random(seed)
+    driver = CoreDriver(
+        embedded_model_dir,
+        num_blocks=rng.choice([42, 60, 100]),
+        max_num_seqs=rng.choice([4, 9, 16]),
+        max_num_batched_tokens=rng.choice([24, 100, 700]),
+        long_prefill_token_threshold=rng.choice([0, 13]),
+        max_num_partial_prefills=rng.choice([0, 2]),
+        scheduling_policy=rng.choice(["fcfs", "priority"]),
+        watermark=rng.choice([0.0, 0.1]),
+        enable_prefix_caching=rng.random() < 0.7,
+        async_scheduling=rng.random() < 0.7,
+        tensor_parallel_size=num_shards,
+    )
+    try:
+        # Some again, for what is in the prefix cache by then.
+        for some in (rng.sample(prompts, len(prompts)), rng.sample(prompts, 5)):
+            keys = [driver.add(prompt, MAX_TOKENS, priority=rng.randrange(3)) for prompt in some]
+            driver.run()
+            reference.check(some, [driver.tokens[key] for key in keys])
+    finally:
+        driver.core.shutdown()
