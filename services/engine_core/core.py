@@ -179,7 +179,7 @@ class EngineCore:
         """Plan a step and hand it to the executor; False when there was nothing to plan."""
         scheduler_output = None
         try:
-            outputs += self._take_grammars()
+            outputs += self.take_grammars()
             now = self.clock()
             self.scheduler.kv_cache_manager.set_time(now)
             scheduler_output = self.scheduler.schedule(now)
@@ -209,7 +209,8 @@ class EngineCore:
         self.last_step_tokens = scheduler_output.total_num_scheduled_tokens
         return scheduler_output.total_num_scheduled_tokens > 0
 
-    def _take_grammars(self) -> list[EngineCoreOutput]:
+    def take_grammars(self) -> list[EngineCoreOutput]:
+        """Let requests whose grammar is ready go on, and end those whose grammar has failed."""
         if self.structured_output is None:
             return []
         return [output for key in self.structured_output.take_done() for output in self.scheduler.grammar_done(key)]

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from engine_core.core import EngineCore
 from engine_core.kv_event_feed import KVEventFeed
@@ -46,6 +47,8 @@ from engine_core.utilities import DrainRequest, Utilities
 from stepwire.errors import InvariantViolation
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Frontends balance on these numbers; more often would cost frames, less often would herd requests.
 STATS_INTERVAL_S = 0.1
@@ -189,7 +192,7 @@ class EngineCoreProc:
         """Until there is a message, or until a pause has outlasted the time of a request or of a call."""
         deadlines = (self.core.scheduler.next_deadline, self.utilities.next_deadline)
         next_deadline = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        timeout_s = None if next_deadline is None else max(0.0, next_deadline - self._clock())
+        timeout_s = None if next_deadline is None else min(max(0.0, next_deadline - self._clock()), MAX_WAIT_S)
         try:
             return self._handle(self.input_queue.get(timeout=timeout_s))
         except queue.Empty:
@@ -211,7 +214,9 @@ class EngineCoreProc:
         self.input_queue.put(WakeUp())
 
     def _on_idle(self) -> None:
-        self.utilities.on_idle()
+        # A grammar that failed during a pause.
+        self._emit(self.core.take_grammars())
+        self._watched(self.utilities.on_idle)
         self._publish_kv_events()
         self._publish_stats(is_idle=True)
         if self.input_queue.empty():
@@ -243,12 +248,16 @@ class EngineCoreProc:
         return []
 
     def _run_utility(self, call: UtilityCall) -> list[EngineCoreOutput]:
-        # As a step: the watchdog must see an operation that hangs.
-        self.progress.begin()
-        outputs = self.utilities.handle(call)
+        outputs = self._watched(lambda: self.utilities.handle(call))
         self._publish_kv_events()
-        self.progress.end(self.core.num_steps, None)
         return outputs
+
+    def _watched(self, work: Callable[[], T]) -> T:
+        """As a step: the watchdog must see what hangs."""
+        self.progress.begin()
+        result = work()
+        self.progress.end(self.core.num_steps, None)
+        return result
 
     def _add(self, request: Request) -> EngineCoreOutput | None:
         if self._shutdown is None:
@@ -267,8 +276,7 @@ class EngineCoreProc:
         outputs, has_model_run = self.core.step()
         self.progress.end(self.core.num_steps, self.core.last_step_tokens if has_model_run else None)
         self._emit(outputs)
-        if has_model_run:
-            self.utilities.on_step()
+        self._watched(self.utilities.on_step)
         self._publish_kv_events()
         self._publish_stats()
 

@@ -24,10 +24,11 @@ class ProfileControl:
         self._directory = directory
         self._is_running = False
         self._prefix = ""
-        # Steps until it stops by itself; None = until it is stopped.
-        self._num_steps_left: int | None = None
+        # The step behind which it stops by itself; None = it is stopped.
+        self._last_step: int | None = None
 
-    def start(self, num_steps: int, prefix: str) -> StartProfileResult:
+    def start(self, num_steps: int, prefix: str, step: int) -> StartProfileResult:
+        """From behind `step` on; `num_steps` 0 = until it is stopped."""
         if self._directory is None:
             raise StepwireError("profiles are off: the engine has no --profile-dir", reason="PROFILING_OFF")
         if self._is_running:
@@ -36,7 +37,8 @@ class ProfileControl:
             raise InvalidRequestError("prefix: at most 64 letters, digits, dots, dashes and underscores are allowed")
         self._directory.mkdir(parents=True, exist_ok=True)
         self._executor.start_profile()
-        self._is_running, self._prefix, self._num_steps_left = True, prefix, num_steps or None
+        self._is_running, self._prefix = True, prefix
+        self._last_step = step + num_steps if num_steps else None
         return StartProfileResult(str(self._directory))
 
     def stop(self) -> StopProfileResult:
@@ -48,14 +50,12 @@ class ProfileControl:
         logger.info("profile written: %s", ", ".join(files))
         return StopProfileResult(files)
 
-    def on_step(self) -> None:
-        """A step is complete: the profile may have seen enough."""
-        if not self._is_running or self._num_steps_left is None:
+    def on_step(self, step: int) -> None:
+        """The steps up to this one are complete: the profile may have seen enough."""
+        if not self._is_running or self._last_step is None or step < self._last_step:
             return
-        self._num_steps_left -= 1
-        if self._num_steps_left == 0:
-            try:
-                self.stop()
-            except Exception:
-                # Nobody waits for an answer, and a full disk is no reason to die.
-                logger.exception("the profile could not be written")
+        try:
+            self.stop()
+        except Exception:
+            # Nobody waits for an answer, and a full disk is no reason to die.
+            logger.exception("the profile could not be written")

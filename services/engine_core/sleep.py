@@ -6,11 +6,11 @@ from concurrent.futures import Future
 
 from engine_core.core import EngineCore
 from engine_core.lifecycle import EngineLifecycle, EngineState
-from engine_core.model_executor.executor import MemoryPart
+from engine_core.model_executor.executor import ExecutorFailedError, MemoryPart
 from engine_core.operations import IsSleepingResult, PauseMode, SleepLevel, SleepResult, WakeTag, WakeUpResult
 from engine_core.pause import PauseControl
 from engine_core.weights import WeightControl
-from stepwire.errors import StepwireError
+from stepwire.errors import InvariantViolation, StepwireError
 
 _MEMORY = {WakeTag.WEIGHTS: MemoryPart.WEIGHTS, WakeTag.KV_CACHE: MemoryPart.KV_CACHE}
 
@@ -87,12 +87,11 @@ class SleepControl:
             self._core.reset_prefix_cache(reset_running_requests=True)
         try:
             freed_bytes = self._release_memory()
+        except (InvariantViolation, ExecutorFailedError):
+            raise
         except Exception as error:
+            # What was given back, all of it or in part, sleeps and can be woken up.
             pending.set_exception(error)
-            if not self._asleep:
-                self._level = None
-                return
-            # What was given back before the failure sleeps, and can be woken up.
         else:
             pending.set_result(SleepResult(freed_bytes))
         self._asleep |= {WakeTag.SCHEDULING}
@@ -108,8 +107,9 @@ class SleepControl:
         freed_bytes = 0
         if self._level is not SleepLevel.PAUSE_ONLY:
             for tag, part in _MEMORY.items():
-                freed_bytes += self._release(part)
+                # Before the attempt: one that fails may have got half way.
                 self._asleep |= {tag}
+                freed_bytes += self._release(part)
         return freed_bytes
 
     def _release(self, part: MemoryPart) -> int:

@@ -61,7 +61,7 @@ class Utilities:
             op.Sleep: lambda call: self._sleep.sleep(call.level, call.pause_mode),
             op.WakeUp: lambda call: self._sleep.wake_up(call.tags),
             op.IsSleeping: lambda _: self._sleep.state(),
-            op.StartProfile: lambda call: self._profile.start(call.num_steps, call.prefix),
+            op.StartProfile: lambda call: self._profile.start(call.num_steps, call.prefix, self._core.num_steps),
             op.StopProfile: lambda _: self._profile.stop(),
             op.DumpState: lambda call: dump_state(proc, call),
             op.CheckHealth: lambda _: op.CheckHealthResult(proc.core.executor.check_health()),
@@ -90,6 +90,7 @@ class Utilities:
             return []
         # Some operations must not happen during a step, and none is worth an exception to the rule.
         settled = self._core.settle()
+        self.on_step()
         self._handle(call)
         return settled + self._pause.take_aborted()
 
@@ -114,7 +115,7 @@ class Utilities:
         self._answer_completed()
 
     def on_step(self) -> None:
-        self._profile.on_step()
+        self._profile.on_step(self._core.num_steps)
 
     def expire(self) -> None:
         """Answer the calls whose time is over; their operations go on."""

@@ -194,7 +194,7 @@ class FakeExecutor:
         return 1000
 
     def restore_memory(self, part: MemoryPart) -> None:
-        self.released.remove(part)
+        self.released.discard(part)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: np.shape(values) for name, values in FAKE_WEIGHTS.items()}

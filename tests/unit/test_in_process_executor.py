@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 import weakref
 from pathlib import Path
 
@@ -207,6 +208,17 @@ def test_health_is_that_of_the_device(executor, monkeypatch):
 
     monkeypatch.setattr(torch, "ones", fail)
     assert executor.check_health() == [WorkerHealth(0, is_healthy=False, message="RuntimeError: device lost")]
+
+
+def test_a_device_that_does_not_answer_is_unhealthy(executor, monkeypatch):
+    if executor.max_concurrent_batches == 1:
+        # Without a thread there is nobody who could wait.
+        return
+    monkeypatch.setattr("engine_core.model_executor.in_process_executor.HEALTH_TIMEOUT_S", 0.05)
+    gate = threading.Event()
+    executor._device_thread.submit(gate.wait)
+    assert executor.check_health() == [WorkerHealth(0, is_healthy=False, message="no answer within 0 s")]
+    gate.set()
 
 
 def test_the_workers_of_one_host_share_its_memory_out(model_dir):

@@ -8,8 +8,10 @@ from engine_core import operations as op
 from engine_core.lifecycle import EngineState
 from engine_core.operations import PauseMode
 from engine_core.scheduler.output import FinishReason, RequestError
+from engine_core.scheduler.request import RequestKey
 from fakes.fake_executor import next_token
-from fakes.looped_engine import LoopedEngine
+from fakes.looped_engine import SESSION, LoopedEngine
+from fakes.scripted_grammar import ScriptedGrammar
 
 
 @pytest.fixture
@@ -155,6 +157,43 @@ def test_deadlines_run_while_paused(engine: LoopedEngine) -> None:
     assert engine.finishes[1].error.reason == "DEADLINE"
     assert engine.executor.num_known_requests == 0
     assert engine.scheduler.stats().num_used_blocks == 0
+
+
+def test_a_far_deadline_does_not_wake_an_idle_engine_nor_end_it(engine: LoopedEngine) -> None:
+    engine.add(1, deadline=3.6e11)
+    engine.run()
+    # The entry of the ended request is still there: the loop waits, as long as a wait can last, and takes this.
+    engine.add(2)
+    engine.wait()
+    engine.run()
+    assert engine.finishes.keys() == {1, 2}
+
+
+def test_a_grammar_that_fails_during_a_pause_ends_its_request(engine: LoopedEngine) -> None:
+    engine.call(op.Pause(PauseMode.KEEP))
+    grammar = ScriptedGrammar()
+    engine.add(1, grammar=grammar)
+    engine.turn()
+    grammar.error = "broken"
+    engine.proc.core.structured_output = DoneGrammars((SESSION, 1))
+    engine.turn()
+    assert engine.finishes[1].error is not None
+    assert engine.finishes[1].error.reason == "GRAMMAR_INVALID"
+
+
+class DoneGrammars:
+    """In place of the manager: the compile of this request has just ended."""
+
+    def __init__(self, key: RequestKey) -> None:
+        self._done = [key]
+
+    @property
+    def has_done(self) -> bool:
+        return bool(self._done)
+
+    def take_done(self) -> list[RequestKey]:
+        done, self._done = self._done, []
+        return done
 
 
 def test_adds_of_a_paused_engine_are_bounded_by_the_queue_limits() -> None:

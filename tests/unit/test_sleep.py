@@ -9,11 +9,12 @@ from safetensors.numpy import save_file
 
 from engine_core import operations as op
 from engine_core.lifecycle import EngineState
-from engine_core.model_executor.executor import MemoryPart
+from engine_core.model_executor.executor import ExecutorFailedError, MemoryPart
 from engine_core.operations import PauseMode, SleepLevel, WakeTag
 from engine_core.scheduler.output import FinishReason, RequestError
 from fakes.fake_executor import FAKE_WEIGHTS
 from fakes.looped_engine import LoopedEngine
+from stepwire.errors import InvariantViolation
 
 ALL = frozenset(WakeTag)
 
@@ -167,10 +168,37 @@ def test_a_sleep_that_fails_half_way_can_be_woken_up(engine: LoopedEngine, monke
     monkeypatch.setattr(engine.executor, "release_memory", fail_for_kv_cache)
     assert reason_of(engine.call(offload())) == "UTILITY_FAILED"
     assert engine.state is EngineState.SLEEPING
-    assert engine.call(op.IsSleeping()).asleep == {WakeTag.WEIGHTS, WakeTag.SCHEDULING}
+    # Also what failed: it may have got half way.
+    assert engine.call(op.IsSleeping()).asleep == ALL
     assert engine.call(op.WakeUp()) == op.WakeUpResult(frozenset())
     assert engine.executor.released == set()
     assert engine.state is EngineState.RUNNING
+
+
+@pytest.mark.parametrize("error", [InvariantViolation("torn"), ExecutorFailedError("gone")])
+def test_a_release_that_breaks_the_engine_ends_it(
+    engine: LoopedEngine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(part: MemoryPart) -> int:
+        raise error
+
+    monkeypatch.setattr(engine.executor, "release_memory", fail)
+    with pytest.raises(type(error)):
+        engine.call(offload())
+
+
+def test_the_watchdog_sees_memory_being_given_back(engine: LoopedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    ages: list[float] = []
+    release = engine.executor.release_memory
+
+    def watched_release(part: MemoryPart) -> int:
+        ages.append(engine.proc.progress.age_s())
+        return release(part)
+
+    monkeypatch.setattr(engine.executor, "release_memory", watched_release)
+    engine.call(offload())
+    assert len(ages) == 2
+    assert min(ages) > 0
 
 
 def test_a_shutdown_aborts_what_a_sleeping_engine_can_not_finish(engine: LoopedEngine) -> None:

@@ -188,6 +188,16 @@ def test_a_profile_stops_by_itself_after_its_steps(tmp_path: Path) -> None:
     assert reason_of(engine.call(op.StopProfile())) == "PROFILE_NOT_RUNNING"
 
 
+def test_steps_that_a_call_takes_in_count_for_the_profile(tmp_path: Path) -> None:
+    engine = LoopedEngine(profile_dir=tmp_path, async_scheduling=True)
+    engine.call(op.StartProfile(num_steps=3))
+    engine.add(1, max_tokens=20)
+    for _ in range(8):
+        engine.send(op.IsPaused())
+        engine.turn()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_profile_that_can_not_be_written_kills_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = LoopedEngine(profile_dir=tmp_path)
     engine.call(op.StartProfile(num_steps=1))

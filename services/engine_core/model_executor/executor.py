@@ -19,6 +19,9 @@ from engine_core.structured_output.bitmask import GrammarBitmask
 # Called from any thread when the executor can not go on; the cause travels to every frontend.
 FailureCallback = Callable[[BaseException], None]
 
+# A worker that takes longer to answer a health check is unhealthy.
+HEALTH_TIMEOUT_S = 10.0
+
 # Types in which weights may be handed over, and the bytes of a value; each weight keeps its own type.
 WEIGHT_DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
 

@@ -14,7 +14,7 @@ import torch
 
 from engine_core.config import EngineSettings
 from engine_core.model_executor.device_thread import DeviceThread
-from engine_core.model_executor.executor import MemoryPart, ModelInfo, WeightTensor, WorkerHealth
+from engine_core.model_executor.executor import HEALTH_TIMEOUT_S, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
 from engine_core.model_executor.kv_cache_size import determine_num_blocks
 from engine_core.model_executor.loader import LoadedModel, load_model
 from engine_core.model_executor.model_cache import Progress
@@ -69,12 +69,12 @@ class InProcessExecutor:
         )
 
     def initialize_kv_cache(self, num_blocks: int, block_size: int) -> None:
-        self._running().initialize_kv_cache(num_blocks, block_size)
+        self._device_thread.run(self._running().initialize_kv_cache, num_blocks, block_size)
 
     def warm_up(self) -> None:
         self._progress("warming up")
         # One prefill and one decode in a step: both paths.
-        self._running().run_dummy_step([_WARM_UP_TOKENS, 1], self._settings.block_size)
+        self._device_thread.run(self._running().run_dummy_step, [_WARM_UP_TOKENS, 1], self._settings.block_size)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._forward = self._device_thread.submit(self._running().execute_model, scheduler_output)
@@ -97,7 +97,9 @@ class InProcessExecutor:
         self._running()
         try:
             # Reads back from the device: one that is lost fails here.
-            self._device_thread.run(lambda: torch.ones(1, device=self._device).item())
+            self._device_thread.submit(lambda: torch.ones(1, device=self._device).item()).result(HEALTH_TIMEOUT_S)
+        except TimeoutError:
+            return [WorkerHealth(0, is_healthy=False, message=f"no answer within {HEALTH_TIMEOUT_S:.0f} s")]
         except Exception as error:
             return [WorkerHealth(self._rank, is_healthy=False, message=f"{type(error).__name__}: {error}")]
         return [WorkerHealth(self._rank, is_healthy=True)]
@@ -162,7 +164,8 @@ class InProcessExecutor:
         num_tokens = self._settings.max_num_batched_tokens
         # As many rows as can sample in one step, the rest of the tokens in sequences as long as they can be.
         num_short = min(self._settings.max_num_seqs - 1, num_tokens - 1)
-        self._running().run_dummy_step([1] * num_short + self._sequences_of(num_tokens - num_short), block_size)
+        query_lens = [1] * num_short + self._sequences_of(num_tokens - num_short)
+        self._device_thread.run(self._running().run_dummy_step, query_lens, block_size)
 
     def _sequences_of(self, num_tokens: int) -> list[int]:
         """Lengths of the fewest sequences that hold so many tokens."""

@@ -15,6 +15,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from engine_core.config import EngineSettings
 from engine_core.model_executor.executor import (
+    HEALTH_TIMEOUT_S,
     FailureCallback,
     MemoryPart,
     ModelInfo,
@@ -29,8 +30,6 @@ from engine_core.model_executor.parallel.worker_pool import WorkerPool
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.errors import StepwireError
-
-HEALTH_TIMEOUT_S = 10.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
