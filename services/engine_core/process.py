@@ -85,9 +85,9 @@ class EngineProcess:
         logger.info("engine core %s listens on port %d, metrics on port %d", engine_id, port, metrics_port)
         if self._settings.owner == "parent":
             owner.watch_parent(self._shutdown.request_now)
-        if not self._start(servicer, collector):
-            return 1
-        return self._serve()
+        exit_code = self._serve() if self._start(servicer, collector) else 1
+        owner.ignore_signals()
+        return exit_code
 
     def _make_servicer(self, engine_id: str) -> EngineCoreServicer:
         encoder = FrameEncoder(
