@@ -1,4 +1,4 @@
-"""SIGTERM at any moment (engine-semantics.md §14, row 22): the process goes, and whoever was taken in gets an answer."""
+"""SIGTERM at any moment (engine-semantics.md §14, row 22): the process goes, and what was taken in is answered."""
 
 from __future__ import annotations
 
