@@ -513,14 +513,13 @@ class FurtherSchedulerMachine(SchedulerMachine):
     """The same from another seed: the examples that would make the fast tests slow."""
 
 
+# Fences; counters of tokens in flight; somebody always progresses, and what never fits is refused.
+REGRESSION = [pytest.mark.regression(row) for row in (8, 11, 12)]
+
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(max_examples=2 * EXAMPLES, stateful_step_count=40)
+TestScheduler.pytestmark = REGRESSION
 
 TestFurtherScheduler = FurtherSchedulerMachine.TestCase
 TestFurtherScheduler.settings = settings(max_examples=18 * EXAMPLES, stateful_step_count=40)
-TestFurtherScheduler.pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-
-for machine_test in (TestScheduler, TestFurtherScheduler):
-    # Fences; counters of tokens in flight; somebody progresses, and what never fits is refused.
-    for row in (8, 11, 12):
-        pytest.mark.regression(row)(machine_test)
+TestFurtherScheduler.pytestmark = [*REGRESSION, pytest.mark.slow, pytest.mark.timeout(3600)]
