@@ -17,7 +17,7 @@ TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
 ARGS ?=
 PYTEST ?= $(BIN)/pytest
 
-.PHONY: help install run demo test test-fast golden-update check check-protos protos fmt lint types bench system-deps clean
+.PHONY: help install run demo test test-fast test-property golden-update check check-protos protos fmt lint types bench system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ test: $(INSTALLED) ## Run all tests
 
 test-fast: $(INSTALLED) ## Run the tests that need neither the model nor real processes
 	@$(PYTEST) -m "not slow and not gpu"
+
+test-property: $(INSTALLED) ## Look for new counterexamples with the property tests, longer than `make test`
+	@$(PYTEST) -m hypothesis --hypothesis-profile=long --timeout=3600
 
 golden-update: $(INSTALLED) ## Rewrite the golden files of tests/golden; review the diff
 	@$(PYTEST) tests/golden --golden-update

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from stepwire.settings import set_default_variable
 
@@ -12,6 +13,14 @@ from stepwire.settings import set_default_variable
 set_default_variable("OMP_WAIT_POLICY", "passive")
 
 pytest_plugins = ["skips"]
+
+# Examples of a property test. The scheduler's machine runs twenty times as many: 2 000 are the least for `make test`.
+NUM_EXAMPLES = 100
+NUM_EXAMPLES_LONG = 500
+# The same examples in every run, so that only a change can break a test; the long run looks for new ones.
+settings.register_profile("test", max_examples=NUM_EXAMPLES, deadline=None, derandomize=True)
+settings.register_profile("long", max_examples=NUM_EXAMPLES_LONG, deadline=None, print_blob=True)
+settings.load_profile("test")
 
 MODELS_DIR = Path(__file__).parent.parent / "models"
 

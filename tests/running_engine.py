@@ -74,10 +74,10 @@ HELLO: dict[str, object] = {"protocol_min": 1, "protocol_max": 1, "client_id": "
 
 
 @contextmanager
-def running_engine(*flags: str) -> Iterator[RunningEngine]:
-    """An engine with these flags; it is killed at the end if it still runs."""
+def running_engine(*flags: str, module: str = "fakes.fake_engine_process") -> Iterator[RunningEngine]:
+    """An engine with these flags; it is killed at the end if it still runs. `module` may be another way to start it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "fakes.fake_engine_process", "--port", "0", "--metrics-port", "0", *flags],
+        [sys.executable, "-m", module, "--port", "0", "--metrics-port", "0", *flags],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -38,6 +38,16 @@ def listen_for_signals(on_signal: Callable[[str], None]) -> None:
     threading.Thread(target=read, name="signals", daemon=True).start()
 
 
+def ignore_signals() -> None:
+    """From now to the end of the process. Main thread only.
+
+    The interpreter puts the default handlers back while it winds up, and a late SIGTERM would turn a clean exit into a
+    killed process; what is ignored stays ignored.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def watch_parent(on_end: Callable[[str], None]) -> None:
     """Call `on_end` when stdin ends: the parent holds the other end of that pipe, and the kernel closes it for it."""
 

@@ -48,6 +48,8 @@ DEAD_FRAME_WAIT_S = 5.0
 # Streams are over by then; what would hold the server longer is an open health Watch.
 SERVER_STOP_GRACE_S = 0.5
 CLEANUP_BOUND_S = 10.0
+# Collections of the middle generation before a full one comes by itself.
+NEVER = 2**31 - 1
 
 
 class EngineProcess:
@@ -85,9 +87,9 @@ class EngineProcess:
         logger.info("engine core %s listens on port %d, metrics on port %d", engine_id, port, metrics_port)
         if self._settings.owner == "parent":
             owner.watch_parent(self._shutdown.request_now)
-        if not self._start(servicer, collector):
-            return 1
-        return self._serve()
+        exit_code = self._serve() if self._start(servicer, collector) else 1
+        owner.ignore_signals()
+        return exit_code
 
     def _make_servicer(self, engine_id: str) -> EngineCoreServicer:
         encoder = FrameEncoder(
@@ -196,6 +198,7 @@ class EngineProcess:
             self._settings, self._proc, self._sessions, self._health.set_alive, self._die_hung, self._clock
         )
         monitor.start()
+        _leave_full_collections_to_the_loop()
         try:
             self._proc.run_busy_loop()
         except Exception as error:
@@ -258,3 +261,12 @@ def _make_feed(settings: EngineSettings) -> KVEventFeed | None:
         return None
     # From the clock: an engine that starts again numbers on above whatever it has published before.
     return KVEventFeed(time.time_ns() // 1000, settings.kv_events_buffer_blocks, time.monotonic)
+
+
+def _leave_full_collections_to_the_loop() -> None:
+    """By itself one would come in the middle of a step and walk every live request; the loop makes it when idle.
+
+    Until then nothing gathers: requests are in no reference cycles.
+    """
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, NEVER)

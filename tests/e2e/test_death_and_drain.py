@@ -76,6 +76,8 @@ def test_a_killed_engine_fails_every_stream_at_once_and_the_frontend_comes_back_
     assert answer.usage.completion_tokens == 4
 
 
+@pytest.mark.regression(25)
+@pytest.mark.regression("forward error fails all pending requests")
 def test_an_exception_in_the_executor_reaches_every_caller_with_its_cause(stack: Stack) -> None:
     engine = stack.engine(package="fakes.faulty_engine_process")
     frontend = stack.frontend(engine)
@@ -91,6 +93,7 @@ def test_an_exception_in_the_executor_reaches_every_caller_with_its_cause(stack:
     assert engine.wait() == 1
 
 
+@pytest.mark.regression(1)
 def test_a_killed_frontend_leaves_no_block_behind_and_the_next_one_is_served(stack: Stack) -> None:
     engine = stack.engine()
     first = stack.frontend(engine)

@@ -56,6 +56,7 @@ def workers_of(engine: Service) -> list[psutil.Process]:
     return workers
 
 
+@pytest.mark.regression(25)
 def test_a_killed_worker_is_told_to_every_client_and_a_restart_serves(stack: Stack) -> None:
     port = free_port()
     engine = stack.engine(*FLAGS, port=port)

@@ -129,6 +129,7 @@ def stack(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield engine, frontend
 
 
+@pytest.mark.regression(10)
 def test_answers_under_load_parse_and_validate_and_broken_schemas_harm_nobody(stack: tuple[Service, Frontend]) -> None:
     _, frontend = stack
     jobs = [(name, of_schema(schema), repeat or None) for name, schema in SCHEMAS.items() for repeat in range(REPEATS)]

@@ -186,6 +186,7 @@ async def test_a_pause_that_takes_too_long_is_deadline_exceeded_of_that_engine(a
     await admin.results("Resume")
 
 
+@pytest.mark.regression("utility pending at death")
 async def test_pending_calls_fail_at_once_when_their_engine_dies(admin: Admin) -> None:
     stream = admin.frontend.stream(slow_request())
     await stream.next()

@@ -80,6 +80,7 @@ def test_outputs_match_their_grammars(engine: RunningEngine) -> None:
         assert isinstance(json.loads(texts["json_object"]), dict)
 
 
+@pytest.mark.regression(10)
 def test_broken_grammars_of_every_kind_harm_nobody(engine: RunningEngine) -> None:
     """§14 row 10: mixed with good ones and with requests without any."""
     stream = engine.connect()

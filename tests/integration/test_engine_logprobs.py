@@ -46,6 +46,7 @@ def test_ready_says_how_many_may_be_asked_for(engine: RunningEngine) -> None:
         assert plain.connect().next().ready.max_logprobs == 20
 
 
+@pytest.mark.regression(2)
 def test_payloads_above_64_kib_back_to_back_arrive_byte_by_byte(engine: RunningEngine) -> None:
     """Regression checklist, row 2."""
     stream = engine.connect()

@@ -28,6 +28,7 @@ def start_slow_request(engine: RunningEngine, max_tokens: int) -> EngineStream:
     return stream
 
 
+@pytest.mark.regression(25)
 def test_sigterm_drains_running_answers_and_refuses_new_ones() -> None:
     with running_engine() as engine:
         stream = start_slow_request(engine, 200)
@@ -46,6 +47,7 @@ def test_sigterm_drains_running_answers_and_refuses_new_ones() -> None:
         assert "ENGINE_CORE_DEAD" not in "".join(engine.log)
 
 
+@pytest.mark.regression(22)
 @pytest.mark.parametrize("flags", [["--drain-timeout-s", "0"], []])
 def test_no_drain_and_a_second_signal_abort_and_deliver_the_aborts(flags: list[str]) -> None:
     with running_engine(*flags) as engine:
@@ -97,6 +99,7 @@ def test_an_orphan_ends_when_its_owner_is_the_session() -> None:
         assert engine.wait() == 0
 
 
+@pytest.mark.regression(25)
 def test_a_hung_step_is_seen_and_then_ends_the_engine() -> None:
     with running_engine("--stall-warn-s", "0.3", "--step-timeout-s", "2") as engine:
         watch = health_pb2_grpc.HealthStub(engine.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
@@ -140,6 +143,7 @@ def test_loading_does_not_count_as_being_an_orphan() -> None:
         stream.until_finished(1)
 
 
+@pytest.mark.regression(25)
 def test_connect_waits_for_the_model_and_is_told_when_it_fails() -> None:
     with running_engine("--fake-load-s", "1", "--fake-load-error", "no such model") as engine:
         with pytest.raises(grpc.RpcError) as caught:
@@ -150,6 +154,7 @@ def test_connect_waits_for_the_model_and_is_told_when_it_fails() -> None:
         assert "Traceback" not in "".join(engine.log)
 
 
+@pytest.mark.regression(22)
 def test_sigterm_while_the_model_loads_is_a_clean_exit() -> None:
     with running_engine("--fake-load-s", "600") as engine:
         engine.terminate()

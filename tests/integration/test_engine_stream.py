@@ -283,6 +283,7 @@ def test_both_kinds_of_ping_are_answered(engine: RunningEngine) -> None:
         assert pong.state == common_pb2.ENGINE_STATE_RUNNING
 
 
+@pytest.mark.regression(1)
 def test_a_stream_that_breaks_leaves_nothing_behind(engine: RunningEngine) -> None:
     stream = engine.connect("broken")
     stream.add(*(engine_request(handle, [10 + handle] * 50, 900) for handle in range(1, 20)))
@@ -372,6 +373,8 @@ def test_health_names_the_service(engine: RunningEngine) -> None:
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.regression(25)
+@pytest.mark.regression("forward error fails all pending requests")
 def test_an_executor_failure_is_the_last_frame_on_every_stream() -> None:
     with running_engine() as engine:
         streams = [engine.connect(f"session-{index}") for index in range(3)]
@@ -388,6 +391,7 @@ def test_an_executor_failure_is_the_last_frame_on_every_stream() -> None:
         assert engine.wait() == 1
 
 
+@pytest.mark.regression(25)
 def test_a_failure_the_executor_reports_by_callback_is_a_death_with_its_cause() -> None:
     with running_engine() as engine:
         stream = engine.connect()

@@ -39,6 +39,26 @@ async def test_cancel_of_a_stream_aborts_every_choice(frontend: RunningFrontend,
     assert frontend.metric("requests_aborted_total", reason="client_cancelled") == 2
 
 
+@pytest.mark.regression(3)
+async def test_a_request_id_is_free_again_while_the_engine_is_in_a_step_of_the_aborted_one(
+    frontend: RunningFrontend, engine: FakeEngine
+):
+    engine.may_step.clear()
+    old = frontend.stream(request("a b", request_id="same", max_tokens=4))
+    await old.next()
+    await frontend.generation.Abort(generation_service_pb2.AbortRequest(request_ids=["same"]))
+    assert (await old.rest())[-1].finished.reason == common_pb2.FINISH_REASON_CANCELLED
+    new = frontend.stream(request("c", request_id="same", max_tokens=3))
+    await new.next()
+    first, second = (add.handle for add in engine.adds)
+    assert first != second
+    # News of the old one that come late reach nobody.
+    engine.may_step.set()
+    assert (await new.rest())[-1].finished.usage.completion_tokens == 3
+    await engine.wait_until(lambda: engine.num_live == 0)
+    assert frontend.maps == (0, 0)
+
+
 async def test_cancel_of_a_unary_call_aborts(frontend: RunningFrontend, engine: FakeEngine):
     engine.may_step.clear()
     call = frontend.generation.Generate(request())

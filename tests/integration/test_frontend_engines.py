@@ -30,6 +30,8 @@ async def open_streams(frontend: RunningFrontend, num: int) -> list:
     return streams
 
 
+@pytest.mark.regression(25)
+@pytest.mark.regression("forward error fails all pending requests")
 async def test_reported_death_ends_every_stream_with_its_cause(frontend: RunningFrontend, engine: FakeEngine):
     engine.may_step.clear()
     streams = await open_streams(frontend, 5)

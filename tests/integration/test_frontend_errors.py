@@ -170,6 +170,7 @@ async def test_siblings_of_a_failed_choice_are_aborted(frontend: RunningFrontend
     assert frontend.maps == (0, 0)
 
 
+@pytest.mark.regression("output error fails one request")
 async def test_output_processing_failure_is_internal_for_that_request_only(frontend: RunningFrontend, monkeypatch):
     processor = frontend.process.frontend.model.output_processor
     original = processor._process

@@ -278,7 +278,7 @@ class KVCacheMachine(RuleBasedStateMachine):
 
 
 TestFreeBlockQueue = FreeBlockQueueMachine.TestCase
-TestFreeBlockQueue.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestFreeBlockQueue.settings = settings(stateful_step_count=40)
 
 TestKVCache = KVCacheMachine.TestCase
-TestKVCache.settings = settings(max_examples=200, stateful_step_count=40, deadline=None, derandomize=True)
+TestKVCache.settings = settings(max_examples=2 * settings.default.max_examples, stateful_step_count=40)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -32,6 +33,8 @@ from fakes.sequence_oracle import Answer, generate, next_token
 from fakes.shadow_worker import ShadowWorker
 from stepwire.packed_logprobs import PackedLogprobs
 
+# By profile, see conftest.py.
+EXAMPLES = settings.default.max_examples
 MAX_MODEL_LEN = 24
 
 
@@ -506,5 +509,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(story.finish for story in self.stories.values())
 
 
+class FurtherSchedulerMachine(SchedulerMachine):
+    """The same from another seed: the examples that would make the fast tests slow."""
+
+
+# Fences; counters of tokens in flight; somebody always progresses, and what never fits is refused.
+REGRESSION = [pytest.mark.regression(row) for row in (8, 11, 12)]
+
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=250, stateful_step_count=40, deadline=None, derandomize=True)
+TestScheduler.settings = settings(max_examples=2 * EXAMPLES, stateful_step_count=40)
+TestScheduler.pytestmark = REGRESSION
+
+TestFurtherScheduler = FurtherSchedulerMachine.TestCase
+TestFurtherScheduler.settings = settings(max_examples=18 * EXAMPLES, stateful_step_count=40)
+TestFurtherScheduler.pytestmark = [*REGRESSION, pytest.mark.slow, pytest.mark.timeout(3600)]

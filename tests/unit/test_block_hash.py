@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ def test_only_full_blocks_have_a_hash() -> None:
         assert len(hashes_of(list(range(num_tokens)))) == num_blocks
 
 
+@pytest.mark.regression(24)
 def test_hash_is_sha256_over_parent_tokens_and_salt() -> None:
     token_ids = [1, 2**31, 3, 4]
     root = hashlib.sha256(b"2:seed").digest()
@@ -44,6 +46,7 @@ def test_block_of_repeated_tokens_differs_at_each_position() -> None:
     assert len(set(hashes_of([7] * 10))) == 5
 
 
+@pytest.mark.regression(24)
 def test_salts_share_no_block() -> None:
     token_ids = list(range(8))
     salted = [set(hashes_of(token_ids, salt=salt)) for salt in ("", "a", "b")]

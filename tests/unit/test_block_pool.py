@@ -164,6 +164,7 @@ def test_reset_is_refused_while_a_block_is_used() -> None:
     assert pool.check_integrity() == []
 
 
+@pytest.mark.regression("free list stays ordered after long runs")
 def test_free_list_stays_in_order_over_a_long_run() -> None:
     """Many hits in the middle of the list must not shuffle it (a plain list is the reference)."""
     pool = BlockPool(33)

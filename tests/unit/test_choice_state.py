@@ -51,6 +51,7 @@ def test_ends_without_stop_token_show_every_token(reason) -> None:
 
 
 # --- stop tokens (also those that are no special tokens) ---
+@pytest.mark.regression(16)
 @pytest.mark.parametrize("stop_id", [0, 70], ids=["special", "plain"])
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 def test_stop_token_leaves_no_text_and_no_id(stop_id, skip_special_tokens) -> None:
@@ -78,6 +79,7 @@ def test_end_inside_a_character_is_flushed() -> None:
 
 
 # --- stop strings ---
+@pytest.mark.regression(17)
 def test_stop_string_over_several_outputs() -> None:
     choice = choice_of(stop_strings=("STOP",))
     text, token_ids, news = run(choice, [tokens(1, token_id) for token_id in ids("one STOP two")])
@@ -122,6 +124,7 @@ def test_stop_string_does_not_depend_on_how_outputs_are_cut(text, stops, data) -
         assert TOKENIZER.decode(got_ids) == got
 
 
+@pytest.mark.regression(17)
 @given(byte_texts, st.booleans())
 def test_ids_and_text_of_every_delta_agree(text, has_stop) -> None:
     choice = choice_of(stop_strings=("SSSS",) if has_stop else ())
@@ -185,6 +188,7 @@ def test_tokens_without_the_rows_that_were_asked_for_are_an_error() -> None:
 
 
 # --- min_tokens ---
+@pytest.mark.regression(15)
 def test_no_stop_string_inside_the_first_min_tokens() -> None:
     choice = choice_of(stop_strings=("b",), min_tokens=4)
     text, _, news = run(choice, [tokens(1, token_id) for token_id in ids("abababab")])
@@ -193,6 +197,7 @@ def test_no_stop_string_inside_the_first_min_tokens() -> None:
     assert choice.num_output_tokens == 6
 
 
+@pytest.mark.regression(15)
 def test_text_from_before_the_limit_is_not_searched_later() -> None:
     choice = choice_of(stop_strings=("STOP",), min_tokens=2)
     text, _, news = run(choice, [*(tokens(1, token_id) for token_id in ids("STOP")), finish(1, LENGTH)])
@@ -226,6 +231,7 @@ def test_echo_comes_even_without_output() -> None:
     assert (news.text, news.token_ids) == ("hi ", [])
 
 
+@pytest.mark.regression(14)
 def test_prompt_cut_inside_a_character_does_not_leak() -> None:
     choice = choice_of(prompt_token_ids=ids("secret 😀".encode()[:-2]))
     text, _, _ = run(choice, [finish(1, LENGTH, *ids("😀 ok".encode()[2:]))])

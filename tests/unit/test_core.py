@@ -65,6 +65,7 @@ def make_core(executor: MeanwhileExecutor, clock: Callable[[], float] = lambda: 
     return EngineCore(executor, config, clock)
 
 
+@pytest.mark.regression(5)
 def test_an_abort_during_the_final_step_wins_over_its_length(core: EngineCore, executor: MeanwhileExecutor) -> None:
     core.add_request(make_request(1, [5, 6, 7], max_tokens=1))
     executor.meanwhile = lambda: core.aborts_queue.put(Abort([request_key(1)], "requested"))
@@ -73,6 +74,7 @@ def test_an_abort_during_the_final_step_wins_over_its_length(core: EngineCore, e
     assert core.num_aborted.snapshot()["requested"] == 1
 
 
+@pytest.mark.regression(4)
 def test_the_end_of_the_only_request_reaches_the_workers_once(core: EngineCore, executor: MeanwhileExecutor) -> None:
     core.add_request(make_request(1, [5, 6, 7], max_tokens=9))
     core.step()
@@ -81,6 +83,27 @@ def test_the_end_of_the_only_request_reaches_the_workers_once(core: EngineCore, 
     assert executor.finished_keys == [request_key(1)]
     assert executor.scheduler_outputs[-1].num_scheduled_tokens == {}
     assert executor.num_known_requests == 0
+
+
+@pytest.mark.regression(3)
+def test_a_request_id_can_be_used_again_while_the_aborted_one_is_in_a_step(ahead: MeanwhileExecutor) -> None:
+    """The id is for people; the handle is the key, and the step in flight brings nothing to the new one."""
+    core = make_core(ahead)
+    core.add_request(make_request(1, [5, 6, 7], max_tokens=9))
+    core.step()
+    [aborted] = core.abort_requests([request_key(1)], "requested")
+    again = make_request(2, [8, 9], max_tokens=3)
+    again.request_id = "request-1"
+    core.add_request(again)
+    ahead.gate.set()
+    outputs = run(core)
+    assert aborted.finish is not None
+    assert {output.key for output in outputs} == {request_key(2)}
+    known = [8, 9]
+    for _ in range(3):
+        known.append(next_token(known))
+    assert [token_id for output in outputs for token_id in output.new_token_ids] == known[2:]
+    assert ahead.finished_keys == [request_key(1), request_key(2)]
 
 
 def test_steps_bring_the_tokens_of_the_model_and_leave_nothing(core: EngineCore) -> None:
@@ -140,6 +163,7 @@ def test_a_reset_that_preempts_comes_after_the_steps_in_flight(ahead: MeanwhileE
         core.reset_prefix_cache(reset_running_requests=True)
 
 
+@pytest.mark.regression(8)
 def test_the_end_of_a_request_in_flight_is_sent_behind_its_step(ahead: MeanwhileExecutor) -> None:
     core = make_core(ahead)
     core.add_request(make_request(1, [5, 6, 7], max_tokens=3))

@@ -84,6 +84,7 @@ def test_every_piece_is_valid_utf8(output) -> None:
     assert all(piece.encode().decode() == piece for piece in [*pieces, rest])
 
 
+@pytest.mark.regression(14)
 @pytest.mark.parametrize("num_prompt_bytes", [1, 2, 3])
 def test_prompt_that_ends_inside_a_character_does_not_leak(num_prompt_bytes) -> None:
     prompt = byte_ids(b"secret prompt") + byte_ids("😀".encode()[:num_prompt_bytes])

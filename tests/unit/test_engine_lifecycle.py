@@ -124,6 +124,7 @@ class OutOfMemoryError(RuntimeError):
     """Named as torch's."""
 
 
+@pytest.mark.regression(25)
 @pytest.mark.parametrize(
     ("error", "cause"),
     [

@@ -176,6 +176,26 @@ def test_release_is_complete_and_idempotent(manager: KVCacheManager) -> None:
     assert manager.check_integrity() == []
 
 
+@pytest.mark.regression("fenced frees keep eviction order")
+@pytest.mark.parametrize("fence_steps", [(0, 0), (1, 1), (1, 2), (0, 1)])
+def test_fenced_blocks_come_back_in_the_order_in_which_they_were_freed(
+    manager: KVCacheManager, fence_steps: tuple[int, int]
+) -> None:
+    """As without fences: the tail of the first one goes first, and the beginning of the last one stays longest."""
+    users = [User(manager, "first", list(range(16))), User(manager, "second", list(range(50, 66)))]
+    for user in users:
+        user.allocate()
+        user.compute(16)
+    for user, fence_step in zip(users, fence_steps, strict=True):
+        manager.free(user.key, fence_step)
+    assert manager.num_fenced_blocks == 4 * sum(fence_step > 0 for fence_step in fence_steps)
+    for step in (1, 2):
+        manager.release_fenced(step)
+    assert manager.num_fenced_blocks == 0
+    assert manager.check_integrity() == []
+    assert manager.allocate_slots("next", 8 * SIZE) == [4, 3, 2, 1, 8, 7, 6, 5]
+
+
 def test_computed_blocks_can_only_start_a_table(manager: KVCacheManager) -> None:
     User(manager, "old", list(range(9))).run()
     new = User(manager, "new", list(range(9)))

@@ -187,6 +187,7 @@ def test_run_stays_up_until_a_signal_and_exits_0(tmp_path, stop):
     assert launch.events()[2:] == ["frontend ended by SIGTERM", "engine_core ended by SIGTERM"]
 
 
+@pytest.mark.regression(1)
 @pytest.mark.slow
 def test_killing_the_launcher_leaves_no_service_behind(tmp_path):
     launch = Launch(tmp_path)

@@ -46,6 +46,7 @@ def test_a_bad_word_of_one_token_is_always_banned():
     assert banned(bad_words=((4,), (6,))) == [4, 6]
 
 
+@pytest.mark.regression(15)
 @pytest.mark.parametrize(("num_output", "expected"), [(0, [2, 3]), (2, [2, 3]), (3, []), (4, [])])
 def test_stop_ids_are_banned_below_min_tokens(num_output, expected):
     assert banned(min_tokens=3, masked=(2, 3), num_output=num_output) == expected

@@ -52,6 +52,7 @@ async def test_admission_comes_first_and_holds_output_back(clock) -> None:
     assert await reader == [Admitted(), ChoiceDelta(0, "a", (1,), 1)]
 
 
+@pytest.mark.regression(18)
 async def test_deltas_of_a_choice_merge_and_choices_do_not(clock) -> None:
     collector = make(clock, 2)
     collector.admit()

@@ -122,6 +122,8 @@ class _PoisonedTokenizer:
         return TOKENIZER.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
 
+@pytest.mark.regression(13)
+@pytest.mark.regression("output error fails one request")
 async def test_one_poisoned_detokenizer_harms_no_other_of_a_hundred_streams() -> None:
     world = World(_PoisonedTokenizer())
     collectors = [world.add(handle) for handle in range(100)]
@@ -204,6 +206,7 @@ async def test_choice_that_had_ended_survives_the_engine(world) -> None:
 
 
 # --- aborts ---
+@pytest.mark.regression(18)
 async def test_abort_call_ends_every_live_choice_as_cancelled(world) -> None:
     collector = world.add(1, 2)
     await world.take(finish(1, LENGTH, *ids("a")), tokens(2, *ids("b")))
@@ -235,6 +238,7 @@ async def test_closing_returns_what_is_live_once(world) -> None:
 
 
 # --- several choices ---
+@pytest.mark.regression(18)
 async def test_four_choices_end_at_different_times(world) -> None:
     collector = world.add(1, 2, 3, 4, prompt_token_ids=ids("four"))
     await world.take(queued(1), queued(2), queued(3))
@@ -329,6 +333,7 @@ async def test_slow_readers_are_found(world) -> None:
 
 
 # --- fairness ---
+@pytest.mark.regression("fairness of the 128 slices")
 async def test_large_batches_yield_to_the_event_loop(world) -> None:
     handles = range(3 * SLICE)
     for handle in handles:

@@ -46,6 +46,7 @@ def test_prompt_above_the_threshold_does_not_wait_for_ever_without_chunking() ->
 # -- admission ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.regression(12)
 @pytest.mark.parametrize(("max_tokens", "reason"), [(6, None), (7, "KV_CAPACITY"), (10_000, "KV_CAPACITY")])
 def test_request_that_can_never_fit_is_refused(max_tokens: int, reason: str | None) -> None:
     scheduler = make_scheduler(num_blocks=5, block_size=4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from engine_core.scheduler.request import LogprobsParams, Request, RequestStatus
 from fakes.driven_scheduler import DrivenScheduler
 from fakes.request_factory import make_request, request_key
@@ -14,6 +16,7 @@ ABORTED = RequestStatus.FINISHED_ABORTED
 # -- prefix cache ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.regression(24)
 def test_tenants_share_no_block() -> None:
     engine = DrivenScheduler(num_blocks=33)
     for handle, salt in enumerate(["a", "b", ""]):
@@ -106,6 +109,7 @@ def num_request_objects() -> int:
     return sum(type(found) is Request for found in gc.get_objects())
 
 
+@pytest.mark.regression(20)
 def test_thousand_requests_leave_no_request_behind_without_the_collector() -> None:
     """A reference cycle would keep each one until a full collection, which a serving engine never runs."""
     engine = DrivenScheduler(num_blocks=40, max_num_seqs=16, max_num_batched_tokens=64, max_queued_requests=1000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine_core.scheduler.deadlines import SLACK as DEADLINES_SLACK
 from engine_core.scheduler.output import FinishReason, ModelRunnerOutput
 from engine_core.scheduler.request import RequestStatus
@@ -14,6 +16,7 @@ ABORTED = RequestStatus.FINISHED_ABORTED
 # -- ends from outside -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.regression(4)
 def test_abort_of_the_only_request_reaches_the_worker_once_in_an_empty_step() -> None:
     engine = DrivenScheduler()
     engine.add(make_request(1, 3))
@@ -39,6 +42,7 @@ def test_abort_before_the_first_schedule_is_not_told_to_the_worker() -> None:
     assert engine.worker.finished_keys == []
 
 
+@pytest.mark.regression(5)
 def test_abort_during_the_final_step_wins_over_length() -> None:
     scheduler = make_scheduler()
     request = make_request(1, 3, max_tokens=1)
@@ -66,6 +70,7 @@ def test_abort_of_nobody_is_not_an_abort_of_all() -> None:
     assert len(engine.scheduler.requests) == 1
 
 
+@pytest.mark.regression(8)
 def test_blocks_of_an_aborted_request_serve_the_next_one_as_soon_as_no_step_writes_them() -> None:
     engine = DrivenScheduler(num_blocks=4, block_size=4)
     engine.add(make_request(1, 11, max_tokens=1))

@@ -67,6 +67,7 @@ def test_stop_comes_before_length() -> None:
     assert check([OTHER] * 9 + [STOP_ID]) == (STOPPED, STOP_ID)
 
 
+@pytest.mark.regression(15)
 @pytest.mark.parametrize("token_id", [EOS, STOP_ID])
 def test_nothing_stops_below_min_tokens(token_id: int) -> None:
     assert check([OTHER, token_id], min_tokens=3) == (None, None)

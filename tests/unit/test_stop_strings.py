@@ -50,6 +50,7 @@ def test_equals_a_search_of_the_whole_text(pieces, stops, include_stop) -> None:
         assert "".join(text for text, _ in deltas) == "".join(pieces)
 
 
+@pytest.mark.regression(17)
 @given(pieces_of_text, stop_lists, st.booleans())
 def test_ids_and_text_of_each_delta_agree(pieces, stops, include_stop) -> None:
     deltas, end = run(pieces, stops, include_stop)

@@ -54,6 +54,7 @@ async def test_results_find_their_calls_in_any_order(outbox: Outbox) -> None:
     assert (await first).reason == "PAUSE_PENDING"
 
 
+@pytest.mark.regression("utility pending at death")
 async def test_a_death_is_the_answer_of_every_pending_call(outbox: Outbox) -> None:
     calls = UtilityCalls()
     tasks = [await started(calls, outbox, control_pb2.ResumeArgs()) for _ in range(2)]
@@ -72,6 +73,7 @@ async def test_an_engine_that_says_nothing_is_not_waited_for_longer_than_the_cal
     assert call.timeout_ms == 1
 
 
+@pytest.mark.regression("utility future cancelled")
 async def test_a_result_after_the_end_of_its_call_is_dropped(outbox: Outbox) -> None:
     calls = UtilityCalls()
     cancelled = await started(calls, outbox, control_pb2.ResumeArgs())
