@@ -68,8 +68,9 @@ protos: $(INSTALLED) ## Regenerate the committed stubs from protos/
 check-protos: $(INSTALLED) ## The stubs match protos/; buf lint, format and breaking changes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check-protos
 
-bench: $(INSTALLED) ## Time of the step loop around the model, per step
+bench: $(INSTALLED) ## Time of the step loop around the model; both kinds of scheduling on the real model
 	@$(BIN)/python bench/step_overhead.py
+	@$(BIN)/python bench/async_scheduling.py
 
 system-deps: ## Programs of Debian and npm that some tests need (Debian packages: as root)
 	@scripts/system-deps
