@@ -21,8 +21,11 @@ from stepwire.grpc_errors import abort_sync
 logger = logging.getLogger(__name__)
 
 KV_EVENTS_SERVICE_NAME = "stepwire.engine.v1.KvEventsService"
-# A whole cache in one message could pass gRPC's limit.
-SNAPSHOT_PART_EVENTS = 4096
+# Half of what gRPC clients accept by default: a whole cache in one message could pass that.
+MAX_SNAPSHOT_PART_BYTES = 2 * 1024 * 1024
+# Of an event, at most, without its tokens: two SHA-256 hashes, and what frames them.
+_EVENT_BYTES = 128
+_TOKEN_BYTES = 4
 
 
 class KvEventsServicer(engine_core_pb2_grpc.KvEventsServiceServicer):
@@ -72,10 +75,16 @@ def encode(batch: KVEventBatch | KVSnapshot, block_size: int) -> Iterator[pb.Sub
         yield _response(batch.sequence, batch.events, block_size)
         return
     events: list[KVEvent] = [AllBlocksCleared(), *_parents_first(batch.stored)]
-    starts = range(0, len(events), SNAPSHOT_PART_EVENTS)
+    part_events = snapshot_part_events(block_size)
+    starts = range(0, len(events), part_events)
     for start in starts:
         sequence = batch.sequence if start == starts[-1] else 0
-        yield _response(sequence, events[start : start + SNAPSHOT_PART_EVENTS], block_size)
+        yield _response(sequence, events[start : start + part_events], block_size)
+
+
+def snapshot_part_events(block_size: int) -> int:
+    """How many blocks of a snapshot go into one message."""
+    return MAX_SNAPSHOT_PART_BYTES // (_EVENT_BYTES + _TOKEN_BYTES * block_size)
 
 
 def _parents_first(stored: list[BlockStored]) -> Iterator[BlockStored]:

@@ -70,6 +70,7 @@ class LLM:
 
         The first request that fails ends the batch and is raised: InvalidRequestError, OverloadedError,
         RequestFailedError or EngineDeadError. With `return_errors` the others go on, and its output has the `error`.
+        Raises InvalidRequestError while requests that were added to `llm_engine` by hand are in flight.
         """
         inputs = [partial(_itself, prompt) for prompt in _as_prompts(prompts)]
         return self._run(inputs, sampling_params, use_tqdm, return_errors, add_special_tokens=True)
@@ -101,6 +102,7 @@ class LLM:
         *,
         add_special_tokens: bool,
     ) -> list[RequestOutput]:
+        self._check_idle()
         request_ids = [str(next(self._request_ids)) for _ in inputs]
         every = _params_of_each(params, len(inputs))
         ended: dict[str, RequestOutput] = {}
@@ -115,6 +117,14 @@ class LLM:
         finally:
             self.llm_engine.abort(request_ids)
         return [ended[request_id] for request_id in request_ids]
+
+    def _check_idle(self) -> None:
+        # Whoever added them waits for their outputs, which a batch would read and drop.
+        num_others = self.llm_engine.num_requests
+        if num_others:
+            raise InvalidRequestError(
+                f"llm_engine still has {num_others} requests that were added to it: step it to their end, or abort them"
+            )
 
     def _outputs(
         self,

@@ -83,6 +83,11 @@ class LLMEngine:
             if request_id in self._answers:
                 self._forget(self._answers[request_id])
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that have neither ended nor been aborted."""
+        return len(self._answers)
+
     def has_unfinished_requests(self) -> bool:
         """Whether to call `step` again. True also while workers have not been told yet of the last end."""
         return bool(self._answers) or self._client.has_work

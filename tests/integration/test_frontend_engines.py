@@ -16,9 +16,10 @@ from fakes.fake_engine import FakeEngine
 from fakes.small_tokenizer import metaspace_backend, write_model_dir
 from frontend.engine_client import connection as connection_module
 from frontend.engine_client.connection_state import ConnectionState, EngineRefusedError, EngineStartTimeout
+from frontend.engine_client.utility_calls import is_error
 from running_frontend import NOT_SERVING, SERVING, RunningFrontend, failure_of, request, running_frontend
 from stepwire.engine.v1 import engine_core_pb2
-from stepwire.v1 import common_pb2, model_service_pb2
+from stepwire.v1 import common_pb2, control_pb2, model_service_pb2
 
 Code = grpc.StatusCode
 
@@ -208,6 +209,22 @@ async def test_goodbye_is_said_at_the_end(engine: FakeEngine, tmp_path):
     assert [goodbye.abort_running for goodbye in engine.goodbyes] == [True]
 
 
+async def test_a_utility_call_after_goodbye_does_not_wait_for_a_result(frontend: RunningFrontend, engine: FakeEngine):
+    engine.may_step.clear()
+    stream = frontend.stream(request(max_tokens=3))
+    await stream.next()
+    (connection,) = frontend.process.frontend.pool.connections
+    closing = asyncio.create_task(connection.close("test", abort_running=False))
+    # The stream stays open as long as the request runs.
+    await engine.wait_until(lambda: engine.goodbyes != [])
+    async with asyncio.timeout(10):
+        assert is_error(await connection.call_utility(control_pb2.IsPausedArgs(), None))
+    assert not closing.done()
+    engine.may_step.set()
+    assert (await stream.rest())[-1].HasField("finished")
+    await closing
+
+
 async def test_stalled_engine_gets_no_new_requests_and_keeps_its_own(frontend: RunningFrontend, engine: FakeEngine):
     engine.may_step.clear()
     (stream,) = await open_streams(frontend, 1)
@@ -308,6 +325,16 @@ async def test_an_engine_of_another_protocol_is_told_apart(engine: FakeEngine, t
         await running.wait_until(lambda: connection.last_error is not None)
         assert connection.last_error.reason == "PROTOCOL_VERSION"
         assert running.metric("engine_refusals_total", reason="PROTOCOL_VERSION") > 0
+
+
+async def test_the_limits_of_an_engine_that_died_are_gone(engine: FakeEngine, second_engine: FakeEngine, tmp_path):
+    async with running_frontend(engine.endpoint, second_engine.endpoint, cache_dir=tmp_path) as running:
+        await both_attached(running)
+        connections = running.process.frontend.pool.connections
+        await second_engine.kill()
+        await running.wait_until(lambda: not connections[1].is_available)
+        info = await running.models.GetModel(model_service_pb2.GetModelRequest())
+        assert info.model.max_model_len == engine.ready.max_model_len
 
 
 async def test_death_of_one_engine_costs_only_its_own_requests(engine: FakeEngine, second_engine: FakeEngine, tmp_path):

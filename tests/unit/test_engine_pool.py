@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,19 +51,26 @@ class Listener:
         self.failed: list[tuple[list[int], StepwireError]] = []
         self.attached: list[EngineFacts] = []
         self.picked: list[PickReason] = []
+        self.limits: list[EngineFacts] = []
+        # Outputs are taken one by one, each only when something is in here.
+        self.turns: asyncio.Queue[None] | None = None
 
     async def on_attach(self, facts: EngineFacts, tokenizer_dir: Path) -> None:
         self.attached.append(facts)
 
     async def on_outputs(self, outputs: Sequence[EngineOutput]) -> None:
-        self.outputs.extend(outputs)
+        for output in outputs:
+            if self.turns is not None:
+                await self.turns.get()
+            self.outputs.append(output)
 
     def on_failed(self, handles: list[int], error: StepwireError) -> None:
         self.failed.append((handles, error))
 
     def on_change(self) -> None: ...
 
-    def on_limits(self, facts: EngineFacts) -> None: ...
+    def on_limits(self, facts: EngineFacts) -> None:
+        self.limits.append(facts)
 
     def on_picked(self, reason: PickReason) -> None:
         self.picked.append(reason)
@@ -229,6 +237,65 @@ async def test_what_crossed_with_the_orderly_end_of_an_engine_goes_elsewhere(poo
     assert listener.picked == [PickReason.LOAD] * 6 + [PickReason.RETRY]
 
 
+async def test_ends_that_a_lost_session_leaves_unprocessed_are_failed(pool: EnginePool, listener: Listener):
+    handles = pool.draw_handles(4)
+    engine_id = submit(pool, handles)
+    owner = next(connection for connection in pool.connections if connection.engine_id == engine_id)
+    listener.turns = asyncio.Queue()
+    listener.turns.put_nowait(None)
+    ends = [finished(handle, EngineFinishReason.LENGTH) for handle in handles[:3]]
+    reader = asyncio.create_task(pool.on_outputs(owner, ends))
+    await asyncio.sleep(0)
+    assert listener.outputs == ends[:1]
+    frames(owner)
+    # The engine has ended them: there is nothing to abort.
+    pool.abort(handles[:3], AbortKind.CLIENT_CANCELLED)
+    assert frames(owner) == []
+    # As the session does when its heartbeat fails.
+    reader.cancel()
+    await asyncio.wait({reader})
+    error = EngineDeadError("it does not answer pings", kind="heartbeat")
+    pool.on_lost(owner, error)
+    assert [set(handles[1:]) <= set(failed) for failed, _ in listener.failed] == [True]
+    assert pool.num_routes == 0
+
+
+async def test_a_request_that_moves_while_its_refusal_is_processed_keeps_its_new_route(
+    pool: EnginePool, listener: Listener
+):
+    moved, staying = pool.draw_handles(2)
+    engine_id = submit(pool, [moved, staying])
+    first = next(connection for connection in pool.connections if connection.engine_id == engine_id)
+    second = next(connection for connection in pool.connections if connection is not first)
+    refusal = finished(moved, EngineFinishReason.REJECTED, OverloadedError("full"))
+    end = finished(staying, EngineFinishReason.LENGTH)
+    await pool.on_outputs(first, [refusal, end])
+    assert listener.outputs == [end]
+    assert (pool.num_routes, pool.engine_of(moved)) == (1, second.facts)
+
+
+def test_the_limits_are_those_of_the_engines_that_are_left(pool: EnginePool, listener: Listener):
+    dead, left = pool.connections
+    dead.facts = facts(dead.endpoint, max_model_len=60)
+    error = EngineDeadError("gone")
+    dead.state = ConnectionState.LOST
+    pool.on_lost(dead, error)
+    assert [limits.max_model_len for limits in listener.limits] == [100]
+    # With none left nothing is known that would be better than the last ones.
+    left.state = ConnectionState.LOST
+    pool.on_lost(left, error)
+    assert len(listener.limits) == 1
+
+
+def test_a_paused_engine_gets_requests_only_when_none_runs(pool: EnginePool):
+    paused, running = pool.connections
+    paused.engine_state = EngineState.PAUSED
+    running.on_load(EngineLoad(running=100, waiting=100))
+    assert {submit(pool, pool.draw_handles(1)) for _ in range(4)} == {"b:1"}
+    running.engine_state = EngineState.STALLED
+    assert submit(pool, pool.draw_handles(1)) == "a:1"
+
+
 def pin(pool: EnginePool, rank: int) -> str:
     (handle,) = pool.draw_handles(1)
     pool.submit([new(handle)], rank)
@@ -257,7 +324,9 @@ def test_a_rank_that_nobody_has_or_that_is_away(ranks: EnginePool):
     with pytest.raises(UnavailableError, match="b:1 is STALLED"):
         pin(ranks, 1)
     assert pin(ranks, 0) == "a:1"
-    assert ranks.num_routes == 1
+    ranks.connections[0].engine_state = EngineState.PAUSED
+    assert pin(ranks, 0) == "a:1"
+    assert ranks.num_routes == 2
 
 
 async def test_a_pinned_request_is_tried_nowhere_else(ranks: EnginePool, listener: Listener):

@@ -14,7 +14,7 @@ from grpc_status import rpc_status
 
 from engine_core.kv_cache.events import AllBlocksCleared, BlockRemoved, BlockStored
 from engine_core.kv_event_feed import KVEventFeed, KVSnapshot
-from engine_core.kv_events_server import SNAPSHOT_PART_EVENTS, KvEventsServicer, encode
+from engine_core.kv_events_server import KvEventsServicer, encode, snapshot_part_events
 from fakes.kv_event_listener import KVEventListener
 from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2 as pb
@@ -143,15 +143,32 @@ def test_a_child_without_its_parent_is_in_the_snapshot(served: Served, feed: KVE
     assert listener.contents == {b"b": (b"a", [ord("b"), 9], False)}
 
 
-@pytest.mark.parametrize("num_blocks", [0, SNAPSHOT_PART_EVENTS - 1, SNAPSHOT_PART_EVENTS, 3 * SNAPSHOT_PART_EVENTS])
+PART = snapshot_part_events(SIZE)
+
+
+@pytest.mark.parametrize("num_blocks", [0, PART - 1, PART, 3 * PART])
 def test_only_the_last_part_of_a_snapshot_has_its_number(num_blocks: int) -> None:
     stored = [BlockStored(b"%d" % index, None, [1, 2], is_salted=False) for index in range(num_blocks)]
     parts = list(encode(KVSnapshot(BASE, stored), SIZE))
-    assert [part.sequence for part in parts] == [0] * (num_blocks // SNAPSHOT_PART_EVENTS) + [BASE]
+    assert [part.sequence for part in parts] == [0] * (num_blocks // PART) + [BASE]
     listener = KVEventListener()
     for part in parts:
         listener.read(part)
     assert len(listener.contents) == num_blocks
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_parts_of_a_snapshot_stay_well_below_what_clients_accept_by_default(block_size: int, is_chain: bool) -> None:
+    hashes = [index.to_bytes(32, "big") for index in range(2 * snapshot_part_events(block_size))]
+    parents = [None, *hashes] if is_chain else [bytes([255] * 32)] * len(hashes)
+    stored = [
+        BlockStored(block_hash, parent, [2**32 - 1] * block_size, is_salted=False)
+        for block_hash, parent in zip(hashes, parents, strict=False)
+    ]
+    sizes = [part.ByteSize() for part in encode(KVSnapshot(2**63, stored), block_size)]
+    assert len(sizes) == 3
+    assert max(sizes) <= 2 * 2**20
 
 
 def test_a_reader_that_is_too_slow_is_cut_with_the_reason() -> None:

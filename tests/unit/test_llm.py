@@ -70,6 +70,23 @@ def test_request_ids_are_never_used_twice(llm) -> None:
     assert len(set(ids)) == 4
 
 
+def test_a_batch_waits_for_requests_that_were_added_by_hand(llm, loader) -> None:
+    """It would read their outputs and drop them."""
+    engine = llm.llm_engine
+    engine.add_request("mine", "hello", SHORT)
+    for call in (lambda: generate(llm, ["a"], SHORT), lambda: generate(llm, []), lambda: llm.chat([], use_tqdm=False)):
+        with pytest.raises(InvalidRequestError, match="llm_engine still has 1 request"):
+            call()
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    assert (outputs[-1].request_id, outputs[-1].finished) == ("mine", True)
+    engine.add_request("given up", "hello", SHORT)
+    engine.abort(["given up"])
+    assert [output.finished for output in generate(llm, ["a", "b"], SHORT)] == [True, True]
+    assert_nothing_left(engine, loader)
+
+
 def test_parameters_must_be_as_many_as_prompts(llm) -> None:
     with pytest.raises(InvalidRequestError, match="1 for 2 prompts"):
         generate(llm, ["a", "b"], [SHORT])

@@ -161,7 +161,8 @@ class EngineConnection:
 
     async def call_utility(self, args: Message, timeout_s: float | None) -> Message:
         """Run one operation on the engine; returns its result, or an EngineError. Ends at once when it is lost."""
-        if self._session is None:
+        # After our Goodbye no result would come.
+        if self._session is None or self.state is ConnectionState.CLOSED:
             return to_engine_error(UnavailableError("the engine is not attached"))
         return await self._utility_calls.call(self._session.outbox, args, timeout_s)
 

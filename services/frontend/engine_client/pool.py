@@ -3,7 +3,8 @@
 `discovery` and `members` know which engines there are, `attach_check` whether one fits, `balancer` which is best.
 
 Owner: the event loop. A handle is drawn once and never again in the life of the process, so that it is unique in the
-session of every engine. Its route lives from submit to the engine's Finish, or to the loss of the engine.
+session of every engine. Its route lives from submit until the engine's Finish has been processed, or to the loss of the
+engine.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from frontend.engine_client.balancer import Balancer, LeastLoaded, PickReason
 from frontend.engine_client.connection import EngineConnection
 from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
 from frontend.engine_client.discovery import Discovery
-from frontend.engine_client.engine_facts import EngineFacts, strictest
+from frontend.engine_client.engine_facts import EngineFacts, EngineState, strictest
 from frontend.engine_client.members import Members
 from frontend.engine_client.outbox import NewRequest
 from frontend.engine_client.tokenizer_store import TokenizerStore
@@ -74,6 +75,8 @@ class _Route:
     may_move: bool
     # The engine has said something about it.
     is_answered: bool = False
+    # Its Finish is here; the route stays until that has been processed.
+    is_finished: bool = False
 
 
 class EnginePool:
@@ -148,7 +151,7 @@ class EnginePool:
         by_connection: dict[EngineConnection, list[int]] = {}
         for handle in handles:
             route = self._routes.get(handle)
-            if route is not None:
+            if route is not None and not route.is_finished:
                 route.may_move = False
                 by_connection.setdefault(route.connection, []).append(handle)
         for connection, its_handles in by_connection.items():
@@ -164,7 +167,10 @@ class EnginePool:
         if not available:
             raise why_unavailable(among)
         self._listener.on_picked(reason)
-        return available[self._balancer.pick([connection.candidate for connection in available])]
+        # A paused engine only holds what it gets, and looks idle to the balancer.
+        running = [connection for connection in available if connection.engine_state is EngineState.RUNNING]
+        best = running or available
+        return best[self._balancer.pick([connection.candidate for connection in best])]
 
     def _of_rank(self, rank: int) -> list[EngineConnection]:
         known = [(connection, connection.facts) for connection in self.connections if connection.facts is not None]
@@ -203,7 +209,12 @@ class EnginePool:
             await self._listener.on_attach(strictest(facts, ready), tokenizer_dir)
 
     async def on_outputs(self, connection: EngineConnection, outputs: list[EngineOutput]) -> None:
-        await self._listener.on_outputs([output for output in outputs if not self._settle(output)])
+        news = [output for output in outputs if not self._settle(output)]
+        await self._listener.on_outputs(news)
+        # Not in a `finally`: what was not processed, because the session ended meanwhile, must be failed by `on_lost`.
+        for output in news:
+            if output.finish is not None:
+                self._routes.pop(output.handle, None)
         self._members.let_go()
 
     def on_lost(self, connection: EngineConnection, error: StepwireError) -> None:
@@ -215,6 +226,7 @@ class EnginePool:
         if lost:
             logger.warning("engine %s took %d requests with it", connection.engine_id, len(lost))
             self._listener.on_failed(lost, error)
+        self._update_limits()
         self._members.let_go()
 
     def _rescue(self, handle: int, route: _Route, error: StepwireError) -> bool:
@@ -232,18 +244,18 @@ class EnginePool:
         self._listener.on_batch_gap(connection.engine_id, num_missing)
 
     def _settle(self, output: EngineOutput) -> bool:
-        """Drop the route of a finished request; True when it goes to another engine and nobody must hear of it."""
+        """Note what the engine says; True when the request goes to another engine and nobody must hear of it."""
         if output.finish is None and not output.events:
             return False
         route = self._routes.get(output.handle)
-        if route is None:
+        if route is None or route.is_finished:
             return False
         if not route.is_answered:
             route.is_answered = True
             route.connection.note_answered()
         if output.finish is None:
             return False
-        del self._routes[output.handle]
+        route.is_finished = True
         error = output.finish.error
         if not route.may_move or output.finish.reason is not EngineFinishReason.REJECTED or error is None:
             return False
@@ -262,7 +274,11 @@ class EnginePool:
         return True
 
     def _on_gone(self) -> None:
+        self._update_limits()
+        self._listener.on_change()
+
+    def _update_limits(self) -> None:
+        """Those of the engines that are left; with none left the last ones stay."""
         ready = [one.facts for one in self.connections if one.facts and one.state is ConnectionState.READY]
         if ready:
             self._listener.on_limits(strictest(ready[0], ready[1:]))
-        self._listener.on_change()
