@@ -70,11 +70,13 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
     num_data_blocks = draw(st.integers(16, 40)) // block_size
     is_chunked = draw(st.sampled_from([True, True, True, False]))
     smallest_budget = max_num_seqs if is_chunked else MAX_MODEL_LEN
+    windows = draw(st.sampled_from([(None,)] * 4) | st.lists(st.none() | st.integers(1, 8), min_size=1, max_size=3))
     return {
-        "num_blocks": num_data_blocks + 1,
+        "num_blocks": len(windows) * num_data_blocks + 1,
         "block_size": block_size,
         "enable_caching": draw(st.sampled_from([True, True, True, False])),
         "verify_hits": draw(st.booleans()),
+        "windows": windows,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": draw(st.integers(smallest_budget, smallest_budget + 10)),
         "enable_chunked_prefill": is_chunked,
@@ -159,10 +161,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, arguments: dict[str, object], first: list[Ask], max_in_flight: int) -> None:
         self.scheduler = make_scheduler(**arguments)
-        self.block_size = self.scheduler.kv_cache_manager.block_size
+        self.layout = self.scheduler.kv_cache_manager.layout
+        self.block_size = self.layout.block_size
         self.scheduler.kv_cache_manager.pool.collect_events()
         self.listener = KVEventListener()
-        self.worker = ShadowWorker(self.block_size, next_token, lambda key: self.stories[key].request.cache_salt)
+        self.worker = ShadowWorker(self.layout, next_token, lambda key: self.stories[key].request.cache_salt)
         self.stories: dict[RequestKey, Story] = {}
         self.now = 0.0
         self.max_in_flight = max_in_flight
@@ -206,7 +209,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _refusal(self, request: Request) -> str | None:
         config, waiting = self.scheduler.config, list(self.scheduler.waiting)
         num_tokens = request.num_prompt_tokens + request.stop.max_tokens
-        if -(-num_tokens // self.block_size) > self.scheduler.kv_cache_manager.pool.num_total:
+        if self.layout.most_blocks(num_tokens) > self.scheduler.kv_cache_manager.pool.num_total:
             return "KV_CAPACITY"
         num_queued_tokens = sum(queued.num_tokens for queued in waiting)
         if len(waiting) >= config.max_queued_requests:
@@ -318,8 +321,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _written_blocks(self, key: RequestKey, num_tokens: int) -> set[int]:
         end = self.scheduler.requests[key].num_computed_tokens
-        block_ids = self.scheduler.kv_cache_manager.block_ids(key)
-        return {block_ids[position // self.block_size] for position in range(end - num_tokens, end)}
+        positions = range(end - num_tokens, end)
+        tables = self.scheduler.kv_cache_manager.block_ids(key)
+        return {table[position // self.block_size] for table in tables for position in positions}
 
     def _check_fences(self, new: Flight) -> None:
         """No block is handed out that a step in flight writes for somebody else."""

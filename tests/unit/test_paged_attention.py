@@ -82,7 +82,7 @@ class Sequences:
             device=CPU,
         )
         batch = [torch.cat([tensors[i][spans[i]] for i in counts]) for tensors in (self.query, self.key, self.value)]
-        output = PagedAttention({0: self.cache}, metadata).attend(0, *batch, options)
+        output = PagedAttention({0: self.cache}, {0: metadata}).attend(0, *batch, options)
         for i, part in zip(counts, output.split(list(counts.values())), strict=True):
             self.outputs[i] = torch.cat([self.outputs[i], part])
             self.computed[i] += counts[i]

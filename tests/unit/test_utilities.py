@@ -9,6 +9,7 @@ import pytest
 
 from engine_core import operations as op
 from engine_core.core import EngineCore
+from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
 from engine_core.messages import UtilityCall
 from engine_core.operations import PauseMode
 from engine_core.scheduler.output import RequestError
@@ -156,7 +157,7 @@ def test_check_health_lists_every_worker(engine: LoopedEngine) -> None:
 
 def test_facts(engine: LoopedEngine) -> None:
     assert engine.call(op.GetSupportedTasks()) == op.GetSupportedTasksResult(("generate",))
-    assert engine.call(op.GetKVCacheMetadata()) == op.GetKVCacheMetadataResult(4, 64, 1)
+    assert engine.call(op.GetKVCacheMetadata()) == op.GetKVCacheMetadataResult(4, 64, (KVCacheGroup(),))
 
 
 def test_profiles_are_off_without_a_directory(engine: LoopedEngine) -> None:

@@ -1,4 +1,4 @@
-"""What attention must know about one step's flattened batch. Built once a step, shared by all layers.
+"""What attention must know about one step's flattened batch. Built once a step for each group of layers.
 
 Owner: the busy-loop thread. Values only; never reads or writes the cache.
 """

@@ -17,21 +17,21 @@ from engine_core.model_executor.attention.metadata import AttentionMetadata, Dec
 
 @dataclass(slots=True)
 class PagedAttention:
-    """The attention context of one step: one cache for each layer, one metadata for all."""
+    """The attention context of one step, by index of the layer. Layers of one group share their metadata."""
 
     caches: Mapping[int, LayerKVCache]
-    metadata: AttentionMetadata
+    metadata: Mapping[int, AttentionMetadata]
 
     def attend(
         self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        cache = self.caches[layer_idx]
+        cache, metadata = self.caches[layer_idx], self.metadata[layer_idx]
         # First the write: a chunk's own tokens are among the keys it reads.
-        cache.write(key, value, self.metadata.slot_mapping)
+        cache.write(key, value, metadata.slot_mapping)
         output = query.new_empty(*query.shape[:2], value.shape[2])
-        for group in self.metadata.decode_groups:
+        for group in metadata.decode_groups:
             output[group.token_indices] = _decode(query[group.token_indices], cache, group, options)
-        for row in self.metadata.prefill_rows:
+        for row in metadata.prefill_rows:
             tokens = slice(row.start, row.end)
             output[tokens] = _prefill(query[tokens], key[tokens], value[tokens], cache, row, options)
         return output
