@@ -256,11 +256,11 @@ class KVCacheMachine(RuleBasedStateMachine):
     def the_listener_knows_what_can_be_hit(self) -> None:
         """By hash, parent and tokens, which together are the content."""
         self.listener.apply(self.manager.pool.take_events())
-        expected: dict[bytes, tuple[bytes | None, list[int], bool]] = {}
+        expected: dict[tuple[int, bytes], tuple[bytes | None, list[int], bool]] = {}
         for salt, prefix in self.contents.values():
             hashes = self._new_sequence(list(prefix), salt).hashes
             parent = hashes[-2] if len(hashes) > 1 else None
-            expected[hashes[-1]] = (parent, list(prefix[-self.size :]), bool(salt))
+            expected[0, hashes[-1]] = (parent, list(prefix[-self.size :]), bool(salt))
         assert self.listener.contents == expected
 
     @invariant()

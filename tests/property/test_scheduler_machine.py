@@ -466,7 +466,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Aborts, preemptions and resets included."""
         pool = self.scheduler.kv_cache_manager.pool
         self.listener.apply(pool.take_events())
-        assert self.listener.contents.keys() == {block.block_hash for block in pool.blocks if block.block_hash}
+        cached = {(block.group, block.block_hash) for block in pool.blocks if block.block_hash}
+        assert self.listener.contents.keys() == cached
 
     @invariant()
     def every_live_request_is_known_and_no_other(self) -> None:
