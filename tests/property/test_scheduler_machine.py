@@ -57,8 +57,9 @@ class Flight:
     """A step that was planned and whose results are not in."""
 
     step: SchedulerOutput
-    # Blocks it writes, by request.
+    # Blocks it writes, and those it reads, by request.
     written: dict[RequestKey, set[int]]
+    used: dict[RequestKey, set[int]]
 
 
 @st.composite
@@ -303,7 +304,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert step.num_scheduled_tokens or self.flights or not may_advance
         if step.is_empty:
             return False
-        flight = Flight(step, {key: self._written_blocks(key, num) for key, num in step.num_scheduled_tokens.items()})
+        scheduled = step.num_scheduled_tokens.items()
+        flight = Flight(
+            step,
+            written={key: self._blocks_of(key, num, reads=False) for key, num in scheduled},
+            used={key: self._blocks_of(key, num, reads=True) for key, num in scheduled},
+        )
         self._check_fences(flight)
         self.flights.append(flight)
         return True
@@ -319,18 +325,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         for key, reason in expired.items():
             assert reason in expiring[key]
 
-    def _written_blocks(self, key: RequestKey, num_tokens: int) -> set[int]:
+    def _blocks_of(self, key: RequestKey, num_tokens: int, *, reads: bool) -> set[int]:
         end = self.scheduler.requests[key].num_computed_tokens
-        positions = range(end - num_tokens, end)
         tables = self.scheduler.kv_cache_manager.block_ids(key)
-        return {table[position // self.block_size] for table in tables for position in positions}
+        found: set[int] = set()
+        for group, table in zip(self.layout.groups, tables, strict=True):
+            start = end - num_tokens
+            start = max(0, start + 1 - (group.sliding_window or end)) if reads else start
+            found |= {table[position // self.block_size] for position in range(start, end)}
+        return found
 
     def _check_fences(self, new: Flight) -> None:
-        """No block is handed out that a step in flight writes for somebody else."""
+        """No block is handed out that a step in flight reads or writes for somebody else."""
         for flight in self.flights:
-            for key, written in flight.written.items():
-                for other, blocks in new.written.items():
-                    assert key == other or not written & blocks
+            for key, used in flight.used.items():
+                for other, written in new.written.items():
+                    assert key == other or not used & written
 
     def _land(self) -> None:
         step = self.flights.popleft().step
