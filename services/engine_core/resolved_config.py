@@ -92,9 +92,11 @@ def resolve_config(
     layout = KVCacheLayout(settings.block_size, model_info.kv_cache_groups, settings.max_num_batched_tokens)
     capacity = layout.longest_that_fits(num_blocks - 1, model_info.max_position_embeddings)
     max_model_len = _max_model_len(settings, model_info, capacity)
-    if not settings.enable_chunked_prefill and settings.max_num_batched_tokens < max_model_len:
+    enable_chunked_prefill = settings.enable_chunked_prefill and model_info.is_causal
+    if not enable_chunked_prefill and settings.max_num_batched_tokens < max_model_len:
+        reason = "--no-enable-chunked-prefill" if model_info.is_causal else "a model that is not causal"
         raise StartupError(
-            f"--no-enable-chunked-prefill needs --max-num-batched-tokens of at least --max-model-len "
+            f"{reason} needs --max-num-batched-tokens of at least --max-model-len "
             f"({max_model_len}), or a full-length prompt would never be scheduled; it is "
             f"{settings.max_num_batched_tokens}"
         )
@@ -111,8 +113,8 @@ def resolve_config(
         max_queued_tokens=settings.max_queued_tokens,
         max_logprobs=settings.max_logprobs,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
-        enable_chunked_prefill=settings.enable_chunked_prefill,
-        enable_prefix_caching=settings.enable_prefix_caching,
+        enable_chunked_prefill=enable_chunked_prefill,
+        enable_prefix_caching=settings.enable_prefix_caching and model_info.is_causal,
         verify_prefix_hits=settings.verify_prefix_hits,
         watermark=settings.watermark,
         max_num_partial_prefills=settings.max_num_partial_prefills,

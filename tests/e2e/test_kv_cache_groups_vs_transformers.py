@@ -6,19 +6,14 @@ beginnings from the prefix cache; each token is checked against a plain forward 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine_core.config import EngineSettings
-from engine_core.core import EngineCore
-from engine_core.model_executor.in_process_executor import InProcessExecutor
-from engine_core.resolved_config import ServedModel, resolve_config
-from engine_core.scheduler.request import Request, RequestStatus, SamplingParams, StopConditions
-from fakes.request_factory import make_request
-from fakes.tiny_models import VOCAB_SIZE, load_reference, save_tiny_model, tiny_configs
+from engine_core.scheduler.request import Request
+from fakes.tiny_engine import TinyEngine, greedy, prompt
+from fakes.tiny_models import load_reference, save_tiny_model, tiny_configs
 
 pytestmark = pytest.mark.slow
 
@@ -56,46 +51,11 @@ def directory(family, tmp_path_factory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny") / family, tiny_configs()[family])
 
 
-class Engine:
-    """An engine core over a tiny model, stepped by hand; greedy."""
-
-    def __init__(self, directory: Path, **settings) -> None:
-        arguments = {"max_num_seqs": 4, "max_num_batched_tokens": 12, "block_size": 4, "num_blocks": 60} | settings
-        self.settings = EngineSettings(model=str(directory), device="cpu", **arguments)
-        executor = InProcessExecutor(self.settings, directory, lambda _: None)
-        num_blocks = executor.determine_num_blocks(self.settings.block_size)
-        self.config = resolve_config(self.settings, ServedModel("m", "", ""), executor.model_info, num_blocks)
-        executor.initialize_kv_cache(num_blocks, self.settings.block_size)
-        self.core = EngineCore(executor, self.config, lambda: 0.0)
-        self.scheduler = self.core.scheduler
-        self.most_blocks = 0
-
-    def run(self, *requests: Request) -> None:
-        for request in requests:
-            assert self.core.preprocess_add_request(request) is None
-            self.core.add_request(request)
-        while self.core.has_work:
-            self.core.step()
-            assert self.scheduler.check_integrity() == []
-            held = [self.scheduler.kv_cache_manager.num_blocks(request.key) for request in requests]
-            self.most_blocks = max(self.most_blocks, *held)
-        assert {request.status for request in requests} == {RequestStatus.FINISHED_LENGTH_CAPPED}
-
-
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def engine(directory, request):
-    engine = Engine(directory, async_scheduling=request.param)
+    engine = TinyEngine(directory, async_scheduling=request.param)
     yield engine
-    engine.core.executor.shutdown()
-
-
-def greedy(handle: int, prompt: list[int], max_tokens: int = NUM_OUTPUTS) -> Request:
-    request = make_request(handle, prompt, stop=StopConditions(max_tokens=max_tokens))
-    return replace(request, sampling=SamplingParams(temperature=0.0))
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    engine.shutdown()
 
 
 def assert_equals_reference(reference: torch.nn.Module, request: Request) -> None:
@@ -116,12 +76,12 @@ def test_layers_are_grouped_by_their_window(engine, family):
 def test_chunks_preemptions_and_cached_beginnings(directory, engine, family):
     reference = load_reference(directory)
     shared = prompt(22, seed=1)
-    requests = [greedy(handle, shared + prompt(5 * handle + 1, seed=10 + handle)) for handle in range(6)]
+    requests = [greedy(handle, shared + prompt(5 * handle + 1, seed=10 + handle), NUM_OUTPUTS) for handle in range(6)]
     engine.run(*requests)
     if None in FAMILIES[family]:
         assert engine.scheduler.stats().num_preemptions > 0
     # Again, from what is left in the cache of the last ones.
-    again = [greedy(10 + handle, requests[handle].prompt_token_ids) for handle in (5, 4)]
+    again = [greedy(10 + handle, requests[handle].prompt_token_ids, NUM_OUTPUTS) for handle in (5, 4)]
     hits = engine.scheduler.stats().prefix_hit_tokens
     engine.run(*again)
     assert engine.scheduler.stats().prefix_hit_tokens > hits
@@ -132,7 +92,7 @@ def test_chunks_preemptions_and_cached_beginnings(directory, engine, family):
 def test_a_long_generation_holds_no_more_than_its_window(engine, family):
     """Blocks of a sliding-window group are given back as the sequence goes on."""
     layout = engine.config.kv_cache_layout
-    engine.run(greedy(1, prompt(20, seed=3), max_tokens=100))
+    engine.run(greedy(1, prompt(20, seed=3), 100))
     assert engine.most_blocks <= layout.most_blocks(120)
     num_full = FAMILIES[family].count(None)
     assert layout.most_blocks(120) == 30 * num_full + sum(
@@ -143,10 +103,10 @@ def test_a_long_generation_holds_no_more_than_its_window(engine, family):
 def test_a_context_longer_than_the_cache_fits_behind_a_window(tmp_path):
     """10 blocks of 4 tokens, and a sequence of 120: only the window has to fit."""
     directory = save_tiny_model(tmp_path / "mistral", tiny_configs()["mistral"])
-    engine = Engine(directory, num_blocks=11, max_model_len=-1)
+    engine = TinyEngine(directory, num_blocks=11, max_model_len=-1)
     assert engine.config.max_model_len == 128
     assert engine.config.kv_cache_tokens > 128
-    request = greedy(1, prompt(80, seed=4))
+    request = greedy(1, prompt(80, seed=4), NUM_OUTPUTS)
     engine.run(request)
     assert_equals_reference(load_reference(directory), request)
-    engine.core.executor.shutdown()
+    engine.shutdown()

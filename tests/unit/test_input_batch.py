@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,8 +26,8 @@ def new(
 class Worker:
     """An InputBatch that is stepped, with made-up sampled tokens."""
 
-    def __init__(self, max_num_seqs: int = 4, block_size: int = 4) -> None:
-        self.batch = InputBatch(max_num_seqs, block_size, vocab_size=1000)
+    def __init__(self, max_num_seqs: int = 4, block_size: int = 4, num_groups: int = 1) -> None:
+        self.batch = InputBatch(max_num_seqs, block_size, vocab_size=1000, num_groups=num_groups)
 
     def step(self, scheduled, *, new=(), cached=(), finished=(), sampled=()) -> StepInputs:
         output = SchedulerOutput(0, list(new), list(cached), scheduled, sum(scheduled.values()), list(finished))
@@ -64,6 +66,18 @@ def test_prefix_hit_computes_the_rest_only():
     assert inputs.input_ids.tolist() == [4, 5]
     assert inputs.slot_mappings[0].tolist() == [24, 25]
     assert inputs.block_tables[0].tolist() == [[5, 6]]
+
+
+def test_each_group_of_layers_has_a_table_of_its_own():
+    worker = Worker(num_groups=2)
+    first = replace(new(A, range(6), []), block_ids=([3, 7], [0, 5]))
+    inputs = worker.step({A: 2}, new=[replace(first, num_computed_tokens=4)], sampled=[9])
+    assert [slots.tolist() for slots in inputs.slot_mappings] == [[28, 29], [20, 21]]
+    assert [table.tolist() for table in inputs.block_tables] == [[[3, 7]], [[0, 5]]]
+    inputs = worker.step({A: 3}, cached=[CachedRequestData(A, ([1], [2]), 0)])
+    assert [table.tolist() for table in inputs.block_tables] == [[[3, 7, 1]], [[0, 5, 2]]]
+    inputs = worker.step({A: 1}, cached=[CachedRequestData(A, ([4], [6]), 0, is_resumed=True)])
+    assert [table.tolist() for table in inputs.block_tables] == [[[4]], [[6]]]
 
 
 def test_mixed_batch_keeps_the_schedulers_order():

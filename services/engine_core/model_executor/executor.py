@@ -46,6 +46,8 @@ class ModelInfo:
     weight_bytes: int
     # Layers that share a block table, with one table for each group.
     kv_cache_groups: tuple[KVCacheGroup, ...] = (KVCacheGroup(),)
+    # False: all tokens of a prompt see each other, so that it must be computed in one step, and no part of it reused.
+    is_causal: bool = True
 
 
 class MemoryPart(enum.Enum):

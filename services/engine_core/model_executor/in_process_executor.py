@@ -184,4 +184,5 @@ def _describe(loaded: LoadedModel, backend: TransformersBackend, runner: ModelRu
         kv_bytes_per_token=runner.kv_bytes_per_token,
         weight_bytes=loaded.weight_bytes,
         kv_cache_groups=tuple(group.describe() for group in backend.layer_groups),
+        is_causal=backend.is_causal,
     )

@@ -82,6 +82,7 @@ class InputBatch:
             rows=rows,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
+            prompt_lens=self._counts["prompt"][rows],
             block_tables=tuple(table.values[rows, :num_columns] for table in self._blocks),
             input_ids=self._tokens.values[token_rows, positions],
             positions=positions,

@@ -181,6 +181,7 @@ class ModelRunner:
             of_group = build_attention_metadata(
                 query_start_loc=inputs.query_start_loc,
                 seq_lens=inputs.seq_lens,
+                prompt_lens=inputs.prompt_lens,
                 block_tables=block_tables,
                 slot_mapping=slot_mapping,
                 block_size=block_size,
@@ -208,6 +209,7 @@ def _dummy_inputs(query_lens: list[int], block_size: int, num_groups: int) -> St
         rows=np.arange(len(query_lens)),
         query_start_loc=np.concatenate([[0], np.cumsum(lengths)]),
         seq_lens=lengths,
+        prompt_lens=lengths,
         block_tables=(block_tables,) * num_groups,
         input_ids=np.zeros(len(positions), dtype=np.int64),
         positions=positions,

@@ -23,6 +23,8 @@ class StepInputs:
     query_start_loc: np.ndarray
     # Computed tokens of each sequence after this step, [B].
     seq_lens: np.ndarray
+    # Prompt tokens of each sequence, [B].
+    prompt_lens: np.ndarray
     # For each group of layers: [B, N], 0 past a sequence's last block.
     block_tables: tuple[np.ndarray, ...]
     # [T] each

@@ -62,14 +62,20 @@ def _prefill(
     if not is_whole:
         key, value = (gathered[: row.seq_len] for gathered in cache.gather(row.block_table))
     mask = None
-    if not is_whole or (options.sliding_window is not None and options.sliding_window < row.seq_len):
-        mask = _prefill_mask(row, query.device, options.sliding_window)
+    has_window = options.sliding_window is not None and options.sliding_window < row.seq_len
+    if not is_whole or has_window or not options.is_causal:
+        mask = _prefill_mask(row, query.device, options)
     return attend(heads_first(query), heads_first(key), heads_first(value), mask, options)[0].transpose(0, 1)
 
 
-def _prefill_mask(row: PrefillRow, device: torch.device, sliding_window: int | None) -> torch.Tensor:
-    mask = row.masks.get(sliding_window)
+def _prefill_mask(row: PrefillRow, device: torch.device, options: AttentionOptions) -> torch.Tensor:
+    key = options.sliding_window, options.is_causal
+    mask = row.masks.get(key)
     if mask is None:
         positions = torch.arange(row.seq_len - (row.end - row.start), row.seq_len, device=device)
-        mask = row.masks[sliding_window] = visible_keys(positions, row.seq_len, sliding_window)[None, None]
+        visible = visible_keys(positions, row.seq_len, options.sliding_window)
+        if not options.is_causal:
+            # Its prompt is computed in one step, so that later tokens are in this row only after a preemption.
+            visible[:, : row.prompt_len] = True
+        mask = row.masks[key] = visible[None, None]
     return mask

@@ -16,7 +16,7 @@ from engine_core.model_executor.kv_cache_groups import LayerGroup, group_layers
 from engine_core.model_executor.loader import LoadedModel
 from engine_core.model_executor.model_weights import ModelWeights
 from engine_core.model_executor.models.hidden_states import HiddenStates
-from engine_core.model_executor.models.support import context_limit, require_probed
+from engine_core.model_executor.models.support import context_limit, is_causal, require_probed
 from engine_core.model_executor.startup_error import StartupError
 
 
@@ -28,6 +28,7 @@ class TransformersBackend:
         self._device = loaded.device
         self.weights = ModelWeights(loaded)
         self._hidden_states = HiddenStates(loaded.module)
+        self.is_causal = is_causal(loaded.config)
         probe = LayerProbe()
         self.vocab_size = self._probe(model, loaded, probe)
         require_probed(model, loaded.config, probe, loaded.layers)
