@@ -73,7 +73,7 @@ class EngineCore:
             config.scheduler_config(),
             KVCacheManager(
                 config.num_blocks,
-                config.block_size,
+                config.kv_cache_layout,
                 enable_caching=config.enable_prefix_caching,
                 verify_hits=config.verify_prefix_hits,
             ),

@@ -65,7 +65,7 @@ class KVEventFeed:
         self._batches: dict[int, KVEventBatch] = {}
         self._num_events = 0
         # What the cache holds after the last batch, oldest first.
-        self._stored: dict[bytes, BlockStored] = {}
+        self._stored: dict[tuple[int, bytes], BlockStored] = {}
         self._subscriptions: set[Subscription] = set()
         self._is_closed = False
         self._error: StepwireError | None = None
@@ -159,8 +159,8 @@ class KVEventFeed:
     def _apply(self, event: KVEvent) -> None:
         match event:
             case BlockStored():
-                self._stored[event.block_hash] = event
+                self._stored[event.group, event.block_hash] = event
             case BlockRemoved():
-                del self._stored[event.block_hash]
+                del self._stored[event.group, event.block_hash]
             case AllBlocksCleared():
                 self._stored.clear()

@@ -89,11 +89,11 @@ def snapshot_part_events(block_size: int) -> int:
 
 def _parents_first(stored: list[BlockStored]) -> Iterator[BlockStored]:
     """A child can outlive its parent, which is then stored again behind it; readers build trees, top down."""
-    waiting = {block.block_hash: block for block in stored}
+    waiting = {(block.group, block.block_hash): block for block in stored}
     for block in stored:
         chain: list[BlockStored] = []
         next_hash: bytes | None = block.block_hash
-        while next_hash is not None and (found := waiting.pop(next_hash, None)) is not None:
+        while next_hash is not None and (found := waiting.pop((block.group, next_hash), None)) is not None:
             chain.append(found)
             next_hash = found.parent_hash
         yield from reversed(chain)
@@ -103,15 +103,14 @@ def _response(sequence: int, events: Iterable[KVEvent], block_size: int) -> pb.S
     response = pb.SubscribeKvEventsResponse(sequence=sequence)
     chain: list[BlockStored] = []
     for event in events:
-        continues = isinstance(event, BlockStored) and chain and event.parent_hash == chain[-1].block_hash
-        if chain and not continues:
+        if chain and not _continues(chain[-1], event):
             response.events.add(stored=_encode_chain(chain, block_size))
             chain = []
         match event:
             case BlockStored():
                 chain.append(event)
             case BlockRemoved():
-                _add_removed(response, event.block_hash)
+                _add_removed(response, event)
             case AllBlocksCleared():
                 response.events.add(cleared=pb.KvEvent.AllBlocksCleared())
     if chain:
@@ -119,11 +118,16 @@ def _response(sequence: int, events: Iterable[KVEvent], block_size: int) -> pb.S
     return response
 
 
-def _add_removed(response: pb.SubscribeKvEventsResponse, block_hash: bytes) -> None:
-    if response.events and response.events[-1].HasField("removed"):
-        response.events[-1].removed.block_hashes.append(block_hash)
+def _continues(last: BlockStored, event: KVEvent) -> bool:
+    return isinstance(event, BlockStored) and (event.group, event.parent_hash) == (last.group, last.block_hash)
+
+
+def _add_removed(response: pb.SubscribeKvEventsResponse, event: BlockRemoved) -> None:
+    last = response.events[-1] if response.events else None
+    if last is not None and last.HasField("removed") and last.removed.group == event.group:
+        last.removed.block_hashes.append(event.block_hash)
     else:
-        response.events.add(removed=pb.KvEvent.BlockRemoved(block_hashes=[block_hash]))
+        response.events.add(removed=pb.KvEvent.BlockRemoved(block_hashes=[event.block_hash], group=event.group))
 
 
 def _encode_chain(chain: list[BlockStored], block_size: int) -> pb.KvEvent.BlockStored:
@@ -135,5 +139,6 @@ def _encode_chain(chain: list[BlockStored], block_size: int) -> pb.KvEvent.Block
         parent_block_hash=chain[0].parent_hash or b"",
         token_ids=token_array.pack(token_ids),
         block_size=block_size,
+        group=chain[0].group,
         salted=is_salted,
     )

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from engine_core import weight_operations as weights
+from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
 from engine_core.model_executor.executor import WorkerHealth
 from engine_core.scheduler.request import RequestKey
 
@@ -249,11 +250,11 @@ class GetKVCacheMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GetKVCacheMetadataResult:
-    """One group of layers with full attention; the number of blocks includes the null block."""
+    """The number of blocks includes the null block."""
 
     block_size: int
     num_blocks: int
-    num_layers: int
+    groups: tuple[KVCacheGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_core.config import EngineSettings
+from engine_core.kv_cache.kv_cache_layout import KVCacheLayout
 from engine_core.model_executor.executor import ModelInfo
 from engine_core.model_executor.startup_error import StartupError
 from engine_core.scheduler.client_classes import ClientClasses
@@ -36,6 +37,7 @@ class ResolvedConfig:
     block_size: int
     # With the null block.
     num_blocks: int
+    kv_cache_layout: KVCacheLayout
     max_num_seqs: int
     max_num_batched_tokens: int
     max_queued_requests: int
@@ -58,7 +60,10 @@ class ResolvedConfig:
 
     @property
     def kv_cache_tokens(self) -> int:
-        return (self.num_blocks - 1) * self.block_size
+        """Tokens that the cache holds in sequences of full length; with sliding windows more than it has slots."""
+        layout = self.kv_cache_layout
+        num_slots = layout.num_blocks_for(self.max_model_len) * self.block_size
+        return (self.num_blocks - 1) * num_slots // layout.most_blocks(self.max_model_len)
 
     def scheduler_config(self) -> SchedulerConfig:
         return SchedulerConfig(
@@ -84,10 +89,14 @@ def resolve_config(
     structured_output_kinds: tuple[str, ...] = (),
 ) -> ResolvedConfig:
     """Combine what was asked with what was found. Raises StartupError when they do not go together."""
-    max_model_len = _max_model_len(settings, model_info, (num_blocks - 1) * settings.block_size)
-    if not settings.enable_chunked_prefill and settings.max_num_batched_tokens < max_model_len:
+    layout = KVCacheLayout(settings.block_size, model_info.kv_cache_groups, settings.max_num_batched_tokens)
+    capacity = layout.longest_that_fits(num_blocks - 1, model_info.max_position_embeddings)
+    max_model_len = _max_model_len(settings, model_info, capacity)
+    enable_chunked_prefill = settings.enable_chunked_prefill and model_info.is_causal
+    if not enable_chunked_prefill and settings.max_num_batched_tokens < max_model_len:
+        reason = "--no-enable-chunked-prefill" if model_info.is_causal else "a model that is not causal"
         raise StartupError(
-            f"--no-enable-chunked-prefill needs --max-num-batched-tokens of at least --max-model-len "
+            f"{reason} needs --max-num-batched-tokens of at least --max-model-len "
             f"({max_model_len}), or a full-length prompt would never be scheduled; it is "
             f"{settings.max_num_batched_tokens}"
         )
@@ -97,14 +106,15 @@ def resolve_config(
         max_model_len=max_model_len,
         block_size=settings.block_size,
         num_blocks=num_blocks,
+        kv_cache_layout=layout,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_queued_requests=settings.max_queued_requests,
         max_queued_tokens=settings.max_queued_tokens,
         max_logprobs=settings.max_logprobs,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
-        enable_chunked_prefill=settings.enable_chunked_prefill,
-        enable_prefix_caching=settings.enable_prefix_caching,
+        enable_chunked_prefill=enable_chunked_prefill,
+        enable_prefix_caching=settings.enable_prefix_caching and model_info.is_causal,
         verify_prefix_hits=settings.verify_prefix_hits,
         watermark=settings.watermark,
         max_num_partial_prefills=settings.max_num_partial_prefills,
@@ -118,8 +128,13 @@ def resolve_config(
 
 def _max_model_len(settings: EngineSettings, model_info: ModelInfo, capacity: int) -> int:
     own = model_info.max_position_embeddings
+    if capacity < 1:
+        raise StartupError(
+            f"the KV cache has fewer blocks than the model has groups of layers ({len(model_info.kv_cache_groups)}); "
+            "give it more memory"
+        )
     if settings.max_model_len == -1:
-        return min(own, capacity)
+        return capacity
     wanted = settings.max_model_len or own
     if wanted > own:
         raise StartupError(f"--max-model-len {wanted} is above the model's own limit of {own} tokens")

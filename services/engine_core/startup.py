@@ -71,6 +71,8 @@ def start_engine(
         num_blocks = executor.determine_num_blocks(settings.block_size)
         kinds = () if model.vocabulary is None else GRAMMAR_KINDS
         config = resolve_config(settings, model.served_model, executor.model_info, num_blocks, kinds)
+        if not executor.model_info.is_causal:
+            logger.info("the model is not causal: chunked prefill and prefix caching are off")
         executor.initialize_kv_cache(num_blocks, settings.block_size)
         executor.warm_up()
         core = EngineCore(executor, config, clock, _structured_output(settings, model.vocabulary, clock))

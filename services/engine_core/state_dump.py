@@ -42,7 +42,7 @@ def _request_states(proc: EngineCoreProc) -> list[RequestState]:
             num_prompt_tokens=request.num_prompt_tokens,
             num_output_tokens=len(request.output_token_ids),
             num_computed_tokens=request.num_computed_tokens,
-            num_blocks=len(scheduler.kv_cache_manager.block_ids(request.key)),
+            num_blocks=scheduler.kv_cache_manager.num_blocks(request.key),
             num_preemptions=request.num_preemptions,
             age_s=now - request.arrival_time,
         )

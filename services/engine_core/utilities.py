@@ -177,7 +177,7 @@ class Utilities:
 
     def _get_kv_cache_metadata(self, _: op.GetKVCacheMetadata) -> op.GetKVCacheMetadataResult:
         config = self._core.config
-        return op.GetKVCacheMetadataResult(config.block_size, config.num_blocks, config.model_info.num_layers)
+        return op.GetKVCacheMetadataResult(config.block_size, config.num_blocks, config.kv_cache_layout.groups)
 
     def _execute_dummy_batch(self, call: op.ExecuteDummyBatch) -> op.ExecuteDummyBatchResult:
         self._sleep.require_awake()

@@ -132,7 +132,13 @@ def _check_health(result: op.CheckHealthResult) -> control.CheckHealthResult:
 
 def _kv_cache_metadata(result: op.GetKVCacheMetadataResult) -> control.GetKvCacheMetadataResult:
     message = control.GetKvCacheMetadataResult(block_size=result.block_size, num_blocks=result.num_blocks)
-    message.groups.add(kind="full", block_size=result.block_size, num_layers=result.num_layers)
+    for group in result.groups:
+        message.groups.add(
+            kind="full" if group.sliding_window is None else "sliding_window",
+            block_size=result.block_size,
+            num_layers=group.num_layers,
+            sliding_window=group.sliding_window,
+        )
     return message
 
 

@@ -43,6 +43,7 @@ class RecordingBackend:
         self._backend = backend
         self.vocab_size = backend.vocab_size
         self.layer_specs = backend.layer_specs
+        self.layer_groups = backend.layer_groups
         self.logits = torch.empty(0)
 
     def forward(self, *arguments) -> torch.Tensor:
@@ -59,7 +60,9 @@ class Driver:
         loaded = load_model(settings, directory, lambda _: None)
         self.backend = RecordingBackend(TransformersBackend("m", loaded))
         self.runner = ModelRunner(self.backend, loaded.dtype, loaded.device, max_num_seqs=4)
-        self.runner.initialize_kv_cache(num_blocks, BLOCK_SIZE)
+        # Each group of layers has blocks of its own: those of the first one, shifted.
+        self._num_blocks, self._num_groups = num_blocks, len(self.backend.layer_groups)
+        self.runner.initialize_kv_cache(num_blocks * self._num_groups, BLOCK_SIZE)
         self._next_block = 1
         self._unsent: set[RequestKey] = set()
         self._computed: dict[RequestKey, int] = {}
@@ -87,7 +90,7 @@ class Driver:
             if key in self._unsent:
                 new.append(self._new(key))
             else:
-                cached.append(CachedRequestData(key, added, self._computed[key], is_resumed))
+                cached.append(CachedRequestData(key, self._by_group(added), self._computed[key], is_resumed))
             self._unsent.discard(key)
             self._computed[key] += count
         self.runner.execute_model(SchedulerOutput(1, new, cached, scheduled, sum(scheduled.values()), []))
@@ -104,10 +107,14 @@ class Driver:
             self.step({key: 1})
 
     def _new(self, key: RequestKey) -> NewRequestData:
-        blocks = list(self._blocks[key])
+        blocks = self._by_group(self._blocks[key])
         return NewRequestData(
             key, list(self.known[key]), [], SamplingParams(temperature=0.0), 0, (), blocks, self._computed[key]
         )
+
+    def _by_group(self, block_ids: list[int]) -> tuple[list[int], ...]:
+        shifts = [group * self._num_blocks for group in range(self._num_groups)]
+        return tuple([shift + block_id for block_id in block_ids] for shift in shifts)
 
     def _allocate(self, key: RequestKey, num_tokens: int) -> list[int]:
         count = -(-num_tokens // BLOCK_SIZE) - len(self._blocks[key])

@@ -95,7 +95,7 @@ def running(model_dir) -> Iterator[Running]:
 
 
 def new(prompt: list[int]) -> NewRequestData:
-    return NewRequestData(A, prompt, [], SamplingParams(temperature=0.0), 0, (), list(range(1, 10)), 0)
+    return NewRequestData(A, prompt, [], SamplingParams(temperature=0.0), 0, (), (list(range(1, 10)),), 0)
 
 
 def prompts() -> list[list[int]]:

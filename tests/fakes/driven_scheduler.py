@@ -20,7 +20,7 @@ class DrivenScheduler:
 
     def __init__(self, **arguments: Any) -> None:
         self.scheduler: Scheduler = make_scheduler(**arguments)
-        self.worker = ShadowWorker(self.scheduler.kv_cache_manager.block_size, token_100_plus_i)
+        self.worker = ShadowWorker(self.scheduler.kv_cache_manager.layout, token_100_plus_i)
         self.now = 0.0
         self.scheduled: list[dict[int, int]] = []
 

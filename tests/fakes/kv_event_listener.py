@@ -13,19 +13,20 @@ Content = tuple[bytes | None, list[int], bool]
 
 
 class KVEventListener:
-    """The contents by hash. Nothing may be stored twice, and nothing removed that is not there."""
+    """The contents by group of layers and hash. Nothing may be stored twice, and nothing removed that is not there."""
 
     def __init__(self) -> None:
-        self.contents: dict[bytes, Content] = {}
+        self.contents: dict[tuple[int, bytes], Content] = {}
 
     def apply(self, events: Iterable[KVEvent]) -> None:
         for event in events:
             match event:
                 case BlockStored():
-                    assert event.block_hash not in self.contents
-                    self.contents[event.block_hash] = (event.parent_hash, event.token_ids, event.is_salted)
+                    key = event.group, event.block_hash
+                    assert key not in self.contents
+                    self.contents[key] = (event.parent_hash, event.token_ids, event.is_salted)
                 case BlockRemoved():
-                    del self.contents[event.block_hash]
+                    del self.contents[event.group, event.block_hash]
                 case AllBlocksCleared():
                     self.contents.clear()
 
@@ -39,7 +40,7 @@ def _decode(event: pb.KvEvent) -> list[KVEvent]:
         case "stored":
             return list(_decode_chain(event.stored))
         case "removed":
-            return [BlockRemoved(block_hash) for block_hash in event.removed.block_hashes]
+            return [BlockRemoved(block_hash, event.removed.group) for block_hash in event.removed.block_hashes]
         case "cleared":
             return [AllBlocksCleared()]
     raise AssertionError("an empty event")
@@ -50,4 +51,5 @@ def _decode_chain(stored: pb.KvEvent.BlockStored) -> Iterable[BlockStored]:
     assert len(tokens) == (0 if stored.salted else size * len(stored.block_hashes))
     parents = [stored.parent_block_hash or None, *stored.block_hashes]
     for index, block_hash in enumerate(stored.block_hashes):
-        yield BlockStored(block_hash, parents[index], tokens[index * size : (index + 1) * size], stored.salted)
+        own = tokens[index * size : (index + 1) * size]
+        yield BlockStored(block_hash, parents[index], own, stored.salted, stored.group)

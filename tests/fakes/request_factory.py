@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine_core.kv_cache.block_hash import BlockHasher
+from engine_core.kv_cache.kv_cache_layout import KVCacheGroup, KVCacheLayout
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
 from engine_core.scheduler.client_classes import ClientClasses
 from engine_core.scheduler.request import Request, RequestKey, SamplingParams, StopConditions
@@ -44,12 +45,19 @@ def make_request(
     )
 
 
+def make_layout(block_size: int, windows: Sequence[int | None] = (None,), max_step_tokens: int = 16) -> KVCacheLayout:
+    """One group for each window; None = full attention."""
+    groups = tuple(KVCacheGroup(sliding_window=window) for window in windows)
+    return KVCacheLayout(block_size, groups, max_step_tokens)
+
+
 def make_scheduler(
     *,
     num_blocks: int = 17,
     block_size: int = 4,
     enable_caching: bool = True,
     verify_hits: bool = True,
+    windows: Sequence[int | None] = (None,),
     **limits: Any,
 ) -> Scheduler:
     """A scheduler over `num_blocks` blocks, the null block included."""
@@ -63,5 +71,6 @@ def make_scheduler(
         client_classes=ClientClasses(limits.pop("class_weights", {}), limits.pop("best_priorities", {})),
         **limits,
     )
-    manager = KVCacheManager(num_blocks, block_size, enable_caching=enable_caching, verify_hits=verify_hits)
+    layout = make_layout(block_size, windows, config.max_num_batched_tokens)
+    manager = KVCacheManager(num_blocks, layout, enable_caching=enable_caching, verify_hits=verify_hits)
     return Scheduler(config, manager, BlockHasher(block_size, HASH_SEED))

@@ -61,6 +61,6 @@ def _new_request(row: Row) -> NewRequestData:
         sampling=row.sampling,
         min_tokens=row.min_tokens,
         min_tokens_masked_ids=row.min_tokens_masked_ids,
-        block_ids=[],
+        block_ids=(),
         num_computed_tokens=0,
     )

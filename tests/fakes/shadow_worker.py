@@ -3,6 +3,8 @@
 Each slot of the shadow remembers the digest of the token prefix whose KV was written there. Before a token is sampled
 its whole context is read back through the block table, so a wrong table, a hit on foreign content, and a block that
 was handed out while still in use all show as a mismatch. Any breach of the contract is an AssertionError.
+
+The layers of each group write, and read what their window lets them see, through the table of their group.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine_core.kv_cache.kv_cache_layout import KVCacheLayout
+from engine_core.kv_cache.kv_cache_manager import BlockIds
 from engine_core.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import RequestKey
 from fakes.worker_logprobs import fake_prompt, fake_sampled
@@ -27,7 +31,8 @@ class WorkerRequest:
     token_ids: list[int]
     # prefixes[i] stands for token_ids[: i + 1] under the request's salt.
     prefixes: list[int]
-    block_ids: list[int]
+    # By group of layers.
+    block_ids: list[list[int]]
     num_computed_tokens: int
 
     def append(self, token_id: int) -> None:
@@ -39,16 +44,18 @@ class ShadowWorker:
     """Takes the place of an executor: `execute` a step, get its tokens."""
 
     def __init__(
-        self, block_size: int, next_token: NextToken, salt_of: Callable[[RequestKey], str] = lambda key: ""
+        self, layout: KVCacheLayout, next_token: NextToken, salt_of: Callable[[RequestKey], str] = lambda key: ""
     ) -> None:
         self.requests: dict[RequestKey, WorkerRequest] = {}
         # Keys the scheduler has declared over, in order.
         self.finished_keys: list[RequestKey] = []
-        self._block_size = block_size
+        self._block_size = layout.block_size
+        self._groups = layout.groups
         self._next_token = next_token
         # Workers know no salt. The shadow does, so that a block shared by two tenants reads back wrong.
         self._salt_of = salt_of
-        self._memory: dict[tuple[int, int], int] = {}
+        # The layers of a group have KV of their own: a block that belongs to another group reads back wrong.
+        self._memory: dict[tuple[int, int], tuple[int, int]] = {}
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
         self._drop_finished(step.finished_keys)
@@ -79,7 +86,8 @@ class ShadowWorker:
     def _add(self, data: NewRequestData) -> None:
         assert data.key not in self.requests, f"{data.key} was sent as new twice"
         assert data.key not in self.finished_keys, f"{data.key} was sent after its end"
-        request = WorkerRequest(data, [], [zlib.crc32(self._salt_of(data.key).encode())], list(data.block_ids), 0)
+        request = WorkerRequest(data, [], [zlib.crc32(self._salt_of(data.key).encode())], self._empty_tables(), 0)
+        self._append_blocks(request, data.block_ids)
         for token_id in (*data.prompt_token_ids, *data.output_token_ids):
             request.append(token_id)
         del request.prefixes[0]
@@ -90,11 +98,20 @@ class ShadowWorker:
         assert data.key in self.requests, f"{data.key} is sent as known, but is not"
         request = self.requests[data.key]
         if data.is_resumed:
-            request.block_ids = list(data.new_block_ids)
+            request.block_ids = self._empty_tables()
             request.num_computed_tokens = data.num_computed_tokens
         else:
-            request.block_ids.extend(data.new_block_ids)
             assert request.num_computed_tokens == data.num_computed_tokens, f"{data.key}: computed tokens jumped"
+        self._append_blocks(request, data.new_block_ids)
+
+    def _empty_tables(self) -> list[list[int]]:
+        return [[] for _ in self._groups]
+
+    def _append_blocks(self, request: WorkerRequest, block_ids: BlockIds) -> None:
+        assert len({len(group_ids) for group_ids in block_ids}) <= 1, f"{request.data.key}: tables of different lengths"
+        if block_ids:
+            for table, group_ids in zip(request.block_ids, block_ids, strict=True):
+                table.extend(group_ids)
 
     def _check_totals(self, step: SchedulerOutput) -> None:
         sent = [data.key for data in (*step.cached_requests, *step.new_requests)]
@@ -104,20 +121,25 @@ class ShadowWorker:
     def _write(self, request: WorkerRequest, num_tokens: int) -> None:
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
         assert start < end <= len(request.token_ids), f"{request.data.key}: tokens [{start}, {end}) are not known"
-        for position in range(start, end):
-            self._memory[self._slot(request, position)] = request.prefixes[position]
+        for group in range(len(self._groups)):
+            for position in range(start, end):
+                self._memory[self._slot(request, group, position)] = (group, request.prefixes[position])
 
     def _read(self, key: RequestKey, num_tokens: int) -> None:
         request = self.requests[key]
-        for position in range(request.num_computed_tokens + num_tokens):
-            found = self._memory.get(self._slot(request, position))
-            assert found == request.prefixes[position], f"{key}: position {position} reads foreign KV"
+        for group, kind in enumerate(self._groups):
+            window = kind.sliding_window
+            # Of the step's first token, which looks back farthest.
+            first = 0 if window is None else max(0, request.num_computed_tokens + 1 - window)
+            for position in range(first, request.num_computed_tokens + num_tokens):
+                found = self._memory.get(self._slot(request, group, position))
+                assert found == (group, request.prefixes[position]), f"{key}: position {position} reads foreign KV"
 
-    def _slot(self, request: WorkerRequest, position: int) -> tuple[int, int]:
-        index = position // self._block_size
-        assert index < len(request.block_ids), f"{request.data.key}: no block for position {position}"
-        assert request.block_ids[index] > 0, f"{request.data.key}: position {position} is in the null block"
-        return request.block_ids[index], position % self._block_size
+    def _slot(self, request: WorkerRequest, group: int, position: int) -> tuple[int, int]:
+        table, index = request.block_ids[group], position // self._block_size
+        assert index < len(table), f"{request.data.key}: no block for position {position}"
+        assert table[index] > 0, f"{request.data.key}: position {position} is in the null block"
+        return table[index], position % self._block_size
 
     def _add_prompt_logprobs(self, output: ModelRunnerOutput, key: RequestKey, num_tokens: int) -> None:
         request = self.requests[key]

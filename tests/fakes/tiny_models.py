@@ -12,6 +12,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -46,6 +47,11 @@ def tiny_configs() -> dict[str, PreTrainedConfig]:
         "mistral": MistralConfig(**_SIZES, sliding_window=6),
         "gemma2": Gemma2Config(
             **_SIZES, sliding_window=5, attn_logit_softcapping=2.0, final_logit_softcapping=3.0, query_pre_attn_scalar=4
+        ),
+        "gemma3": Gemma3TextConfig(
+            **{**_SIZES, "num_hidden_layers": 5},
+            sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
         ),
         "phi3": Phi3Config(**_SIZES, sliding_window=9),
         "gpt_oss": GptOssConfig(**_SIZES, sliding_window=5, num_local_experts=4, num_experts_per_tok=2),

@@ -90,7 +90,7 @@ class Scenario:
     def _config(self, **limits: Any) -> Iterator[str]:
         self.scheduler = make_scheduler(**limits)
         self.worker = ShadowWorker(
-            self.scheduler.kv_cache_manager.block_size, self._next_token, lambda key: self._request(key).cache_salt
+            self.scheduler.kv_cache_manager.layout, self._next_token, lambda key: self._request(key).cache_salt
         )
         yield from ()
 
@@ -181,7 +181,9 @@ class Scenario:
             kind, sign = "new", ""
         else:
             kind, sign = ("resumed", "") if data.is_resumed else ("cached", "+")
-        blocks = f", blocks {sign}{' '.join(map(str, block_ids))}" if block_ids else ""
+        # Groups of layers are told apart by a bar.
+        groups = " | ".join(" ".join(map(str, group_ids)) for group_ids in block_ids)
+        blocks = f", blocks {sign}{groups}" if groups else ""
         num_known = self._request(data.key).num_tokens
         return f"{kind} {self._names[data.key]}: {data.num_computed_tokens} + {num_tokens} of {num_known}{blocks}"
 

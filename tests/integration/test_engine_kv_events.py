@@ -36,7 +36,7 @@ class Subscriber:
         self.responses: list[pb.SubscribeKvEventsResponse] = []
 
     @property
-    def contents(self) -> dict[bytes, Content]:
+    def contents(self) -> dict[tuple[int, bytes], Content]:
         return self.listener.contents
 
     def next(self) -> pb.SubscribeKvEventsResponse:
@@ -61,13 +61,13 @@ def sequence_of(prompt: list[int], max_tokens: int) -> list[int]:
     return known[:-1]
 
 
-def contents_of(token_ids: list[int], salt: str = "") -> dict[bytes, Content]:
-    """The full blocks of a sequence as an engine with default settings stores them."""
+def contents_of(token_ids: list[int], salt: str = "") -> dict[tuple[int, bytes], Content]:
+    """The full blocks of a sequence as an engine with default settings stores them, for its only group of layers."""
     hashes: list[bytes] = []
     BlockHasher(SIZE, "stepwire").extend(hashes, len(token_ids), lambda start, end: token_ids[start:end], salt)
     parents = [None, *hashes]
     return {
-        block_hash: (parents[i], [] if salt else token_ids[i * SIZE : (i + 1) * SIZE], bool(salt))
+        (0, block_hash): (parents[i], [] if salt else token_ids[i * SIZE : (i + 1) * SIZE], bool(salt))
         for i, block_hash in enumerate(hashes)
     }
 

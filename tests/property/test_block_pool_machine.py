@@ -15,6 +15,7 @@ from engine_core.kv_cache.block import FreeBlockQueue, KVCacheBlock
 from engine_core.kv_cache.block_hash import BlockHasher
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
 from fakes.kv_event_listener import KVEventListener
+from fakes.request_factory import make_layout
 
 # A content is (salt, all tokens up to the end of the block).
 Content = tuple[str, tuple[int, ...]]
@@ -86,7 +87,9 @@ class KVCacheMachine(RuleBasedStateMachine):
         self.size = block_size
         self.enable_caching = enable_caching
         self.verify_hits = verify_hits
-        self.manager = KVCacheManager(num_blocks, block_size, enable_caching=enable_caching, verify_hits=verify_hits)
+        self.manager = KVCacheManager(
+            num_blocks, make_layout(block_size), enable_caching=enable_caching, verify_hits=verify_hits
+        )
         self.manager.pool.collect_events()
         self.listener = KVEventListener()
         self.hasher = BlockHasher(block_size, "seed")
@@ -137,21 +140,23 @@ class KVCacheMachine(RuleBasedStateMachine):
     )
     def admit(self, token_ids: list[int], salt: str, life: str) -> None:
         sequence = self._new_sequence(token_ids, salt)
-        hits = self.manager.get_computed_blocks(sequence.hashes, sequence.slice, len(token_ids))
+        hit = self.manager.get_computed_blocks(sequence.hashes, sequence.slice, len(token_ids))
+        hits = [block for row in hit.rows for block in row]
+        assert hit.num_tokens == len(hits) * self.size
         assert len(hits) == self._num_hit_blocks(sequence)
         hit_ids = [block.block_id for block in hits]
         for index, block_id in enumerate(hit_ids):
             assert self.contents[block_id] == self._content(sequence, index)
         num_new = -(-len(token_ids) // self.size) - len(hits)
         fits = num_new <= len([block_id for block_id in self.free if block_id not in hit_ids])
-        assert self.manager.can_allocate(len(token_ids), hits) == fits
-        added = self.manager.allocate_slots(self.num_started, len(token_ids), hits)
+        assert self.manager.can_allocate(len(token_ids), hit) == fits
+        added = self.manager.allocate_slots(self.num_started, len(token_ids), hit)
         assert (added is not None) == fits
         if added is not None:
             self.free = [block_id for block_id in self.free if block_id not in hit_ids]
             sequence.num_computed_tokens = len(hits) * self.size
             self.tables[self.num_started] = hit_ids + self._take_from_free(num_new)
-            assert added == self.tables[self.num_started]
+            assert added == (self.tables[self.num_started],)
             self.sequences[self.num_started] = sequence
             if life != "waits":
                 self._compute(self.num_started, len(token_ids))
@@ -172,7 +177,7 @@ class KVCacheMachine(RuleBasedStateMachine):
             sequence.token_ids.extend(more)
             self.hasher.extend(sequence.hashes, num_tokens, sequence.slice, sequence.salt)
             taken = self._take_from_free(num_new)
-            assert added == taken
+            assert added == ((taken,) if taken else ())
             self.tables[key].extend(taken)
 
     @precondition(lambda self: self.tables)
@@ -212,14 +217,14 @@ class KVCacheMachine(RuleBasedStateMachine):
         salt, prefix = self.contents[block_id]
         honest = self._new_sequence([*prefix, 0], salt)
         forged = Sequence(salt, [*prefix[:-1], 7, 0], honest.hashes, 0)
-        num_honest_hits = len(self.manager.get_computed_blocks(honest.hashes, honest.slice, len(prefix) + 1))
-        found = self.manager.get_computed_blocks(forged.hashes, forged.slice, len(prefix) + 1)
+        num_honest_hits = self._num_found(honest, len(prefix) + 1)
+        num_found = self._num_found(forged, len(prefix) + 1)
         is_reached = num_honest_hits == len(prefix) // self.size
         if self.verify_hits and is_reached:
             self.num_collisions += 1
-            assert len(found) == num_honest_hits - 1
+            assert num_found == num_honest_hits - 1
         else:
-            assert len(found) == num_honest_hits
+            assert num_found == num_honest_hits
 
     @precondition(lambda self: self.contents)
     @rule(is_meant=st.sampled_from([False, False, False, True]))
@@ -232,6 +237,10 @@ class KVCacheMachine(RuleBasedStateMachine):
         if is_idle:
             self.contents.clear()
 
+    def _num_found(self, sequence: Sequence, num_tokens: int) -> int:
+        hit = self.manager.get_computed_blocks(sequence.hashes, sequence.slice, num_tokens)
+        return hit.num_tokens // self.size
+
     # -- invariants --------------------------------------------------------------------------------------------------
 
     @invariant()
@@ -241,17 +250,17 @@ class KVCacheMachine(RuleBasedStateMachine):
     @invariant()
     def same_tables(self) -> None:
         for key, table in self.tables.items():
-            assert self.manager.block_ids(key) == table
+            assert self.manager.block_ids(key) == (table,)
 
     @invariant()
     def the_listener_knows_what_can_be_hit(self) -> None:
         """By hash, parent and tokens, which together are the content."""
         self.listener.apply(self.manager.pool.take_events())
-        expected: dict[bytes, tuple[bytes | None, list[int], bool]] = {}
+        expected: dict[tuple[int, bytes], tuple[bytes | None, list[int], bool]] = {}
         for salt, prefix in self.contents.values():
             hashes = self._new_sequence(list(prefix), salt).hashes
             parent = hashes[-2] if len(hashes) > 1 else None
-            expected[hashes[-1]] = (parent, list(prefix[-self.size :]), bool(salt))
+            expected[0, hashes[-1]] = (parent, list(prefix[-self.size :]), bool(salt))
         assert self.listener.contents == expected
 
     @invariant()
@@ -270,7 +279,7 @@ class KVCacheMachine(RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         if self.free:
-            assert self.manager.allocate_slots("last", len(self.free) * self.size) == self.free
+            assert self.manager.allocate_slots("last", len(self.free) * self.size) == (self.free,)
         for key in [*self.tables, "last"]:
             self.manager.free(key)
         assert self.manager.pool.num_used == 0

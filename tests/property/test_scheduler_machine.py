@@ -57,8 +57,9 @@ class Flight:
     """A step that was planned and whose results are not in."""
 
     step: SchedulerOutput
-    # Blocks it writes, by request.
+    # Blocks it writes, and those it reads, by request.
     written: dict[RequestKey, set[int]]
+    used: dict[RequestKey, set[int]]
 
 
 @st.composite
@@ -70,11 +71,13 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
     num_data_blocks = draw(st.integers(16, 40)) // block_size
     is_chunked = draw(st.sampled_from([True, True, True, False]))
     smallest_budget = max_num_seqs if is_chunked else MAX_MODEL_LEN
+    windows = draw(st.sampled_from([(None,)] * 4) | st.lists(st.none() | st.integers(1, 8), min_size=1, max_size=3))
     return {
-        "num_blocks": num_data_blocks + 1,
+        "num_blocks": len(windows) * num_data_blocks + 1,
         "block_size": block_size,
         "enable_caching": draw(st.sampled_from([True, True, True, False])),
         "verify_hits": draw(st.booleans()),
+        "windows": windows,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": draw(st.integers(smallest_budget, smallest_budget + 10)),
         "enable_chunked_prefill": is_chunked,
@@ -159,10 +162,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, arguments: dict[str, object], first: list[Ask], max_in_flight: int) -> None:
         self.scheduler = make_scheduler(**arguments)
-        self.block_size = self.scheduler.kv_cache_manager.block_size
+        self.layout = self.scheduler.kv_cache_manager.layout
+        self.block_size = self.layout.block_size
         self.scheduler.kv_cache_manager.pool.collect_events()
         self.listener = KVEventListener()
-        self.worker = ShadowWorker(self.block_size, next_token, lambda key: self.stories[key].request.cache_salt)
+        self.worker = ShadowWorker(self.layout, next_token, lambda key: self.stories[key].request.cache_salt)
         self.stories: dict[RequestKey, Story] = {}
         self.now = 0.0
         self.max_in_flight = max_in_flight
@@ -206,7 +210,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _refusal(self, request: Request) -> str | None:
         config, waiting = self.scheduler.config, list(self.scheduler.waiting)
         num_tokens = request.num_prompt_tokens + request.stop.max_tokens
-        if -(-num_tokens // self.block_size) > self.scheduler.kv_cache_manager.pool.num_total:
+        if self.layout.most_blocks(num_tokens) > self.scheduler.kv_cache_manager.pool.num_total:
             return "KV_CAPACITY"
         num_queued_tokens = sum(queued.num_tokens for queued in waiting)
         if len(waiting) >= config.max_queued_requests:
@@ -300,7 +304,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert step.num_scheduled_tokens or self.flights or not may_advance
         if step.is_empty:
             return False
-        flight = Flight(step, {key: self._written_blocks(key, num) for key, num in step.num_scheduled_tokens.items()})
+        scheduled = step.num_scheduled_tokens.items()
+        flight = Flight(
+            step,
+            written={key: self._blocks_of(key, num, reads=False) for key, num in scheduled},
+            used={key: self._blocks_of(key, num, reads=True) for key, num in scheduled},
+        )
         self._check_fences(flight)
         self.flights.append(flight)
         return True
@@ -316,17 +325,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         for key, reason in expired.items():
             assert reason in expiring[key]
 
-    def _written_blocks(self, key: RequestKey, num_tokens: int) -> set[int]:
+    def _blocks_of(self, key: RequestKey, num_tokens: int, *, reads: bool) -> set[int]:
         end = self.scheduler.requests[key].num_computed_tokens
-        block_ids = self.scheduler.kv_cache_manager.block_ids(key)
-        return {block_ids[position // self.block_size] for position in range(end - num_tokens, end)}
+        tables = self.scheduler.kv_cache_manager.block_ids(key)
+        found: set[int] = set()
+        for group, table in zip(self.layout.groups, tables, strict=True):
+            start = end - num_tokens
+            start = max(0, start + 1 - (group.sliding_window or end)) if reads else start
+            found |= {table[position // self.block_size] for position in range(start, end)}
+        return found
 
     def _check_fences(self, new: Flight) -> None:
-        """No block is handed out that a step in flight writes for somebody else."""
+        """No block is handed out that a step in flight reads or writes for somebody else."""
         for flight in self.flights:
-            for key, written in flight.written.items():
-                for other, blocks in new.written.items():
-                    assert key == other or not written & blocks
+            for key, used in flight.used.items():
+                for other, written in new.written.items():
+                    assert key == other or not used & written
 
     def _land(self) -> None:
         step = self.flights.popleft().step
@@ -462,7 +476,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Aborts, preemptions and resets included."""
         pool = self.scheduler.kv_cache_manager.pool
         self.listener.apply(pool.take_events())
-        assert self.listener.contents.keys() == {block.block_hash for block in pool.blocks if block.block_hash}
+        cached = {(block.group, block.block_hash) for block in pool.blocks if block.block_hash}
+        assert self.listener.contents.keys() == cached
 
     @invariant()
     def every_live_request_is_known_and_no_other(self) -> None:

@@ -17,6 +17,7 @@ def build(query_lens: list[int], seq_lens: list[int], block_size: int = 4) -> At
     return build_attention_metadata(
         query_start_loc=np.cumsum([0, *query_lens]),
         seq_lens=np.array(seq_lens),
+        prompt_lens=np.array(seq_lens),
         block_tables=tables,
         slot_mapping=np.zeros(sum(query_lens), dtype=np.int64),
         block_size=block_size,

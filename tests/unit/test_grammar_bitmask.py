@@ -117,7 +117,7 @@ def test_masks_find_the_rows_of_the_requests_that_sample() -> None:
     batch = InputBatch(4, 4, WIDTH)
     keys = [("s", number) for number in range(4)]
     new = [
-        NewRequestData(key, [1, 2, 3], [], SamplingParams(), 0, (), block_ids=[number + 1], num_computed_tokens=0)
+        NewRequestData(key, [1, 2, 3], [], SamplingParams(), 0, (), block_ids=([number + 1],), num_computed_tokens=0)
         for number, key in enumerate(keys)
     ]
     # The second one computes a part of its prompt only.

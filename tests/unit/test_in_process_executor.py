@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine_core.config import EngineSettings
+from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
 from engine_core.model_executor.executor import MemoryPart, ModelInfo, WorkerHealth
 from engine_core.model_executor.in_process_executor import InProcessExecutor
 from engine_core.model_executor.parallel.place import Place
@@ -55,7 +56,7 @@ def executor(loaded):
 
 
 def new(key, sampling, *, prompt=PROMPT, output=(), blocks=range(1, 10), computed=0) -> NewRequestData:
-    return NewRequestData(key, list(prompt), list(output), sampling, 0, (), list(blocks), computed)
+    return NewRequestData(key, list(prompt), list(output), sampling, 0, (), (list(blocks),), computed)
 
 
 def step(executor, scheduled, *, new=(), cached=(), finished=()) -> dict:
@@ -85,6 +86,7 @@ def test_facts_of_the_model(loaded):
         num_layers=3,
         kv_bytes_per_token=3 * 2 * 2 * 8 * 4,
         weight_bytes=loaded.model_info.weight_bytes,
+        kv_cache_groups=(KVCacheGroup(num_layers=3),),
     )
     assert loaded.model_info.weight_bytes > 0
     assert loaded.determine_num_blocks(BLOCK_SIZE) == 50
@@ -115,7 +117,7 @@ def test_a_preempted_generation_goes_on_as_if_nothing_had_happened(executor):
     tokens = step(executor, {A: 5}, new=[new(A, sampling)])[A]
     for _ in range(3):
         tokens += step(executor, {A: 1})[A]
-    resumed = CachedRequestData(A, [20, 21, 22, 23], 0, is_resumed=True)
+    resumed = CachedRequestData(A, ([20, 21, 22, 23],), 0, is_resumed=True)
     tokens += step(executor, {A: 4}, cached=[resumed])[A]
     tokens += step(executor, {A: 5})[A]
     while len(tokens) < 10:
@@ -177,7 +179,7 @@ def test_memory_given_back_and_taken_again(executor):
     module = executor._runner._backend._module
     assert all(torch.equal(tensor, weights[name]) for name, tensor in module.state_dict().items())
     # The record of the request has stayed; its KV is computed again.
-    resumed = CachedRequestData(B, list(range(1, 10)), 0, is_resumed=True)
+    resumed = CachedRequestData(B, (list(range(1, 10)),), 0, is_resumed=True)
     tokens += step(executor, {B: 6}, cached=[resumed])[B]
     while len(tokens) < 6:
         tokens += step(executor, {B: 1})[B]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,14 +20,14 @@ def new(
 ) -> NewRequestData:
     sampling = sampling or SamplingParams(temperature=0.0)
     prompt, output, block_ids = list(prompt), list(output), list(block_ids)
-    return NewRequestData(key, prompt, output, sampling, min_tokens, masked, block_ids, computed, logprobs)
+    return NewRequestData(key, prompt, output, sampling, min_tokens, masked, (block_ids,), computed, logprobs)
 
 
 class Worker:
     """An InputBatch that is stepped, with made-up sampled tokens."""
 
-    def __init__(self, max_num_seqs: int = 4, block_size: int = 4) -> None:
-        self.batch = InputBatch(max_num_seqs, block_size, vocab_size=1000)
+    def __init__(self, max_num_seqs: int = 4, block_size: int = 4, num_groups: int = 1) -> None:
+        self.batch = InputBatch(max_num_seqs, block_size, vocab_size=1000, num_groups=num_groups)
 
     def step(self, scheduled, *, new=(), cached=(), finished=(), sampled=()) -> StepInputs:
         output = SchedulerOutput(0, list(new), list(cached), scheduled, sum(scheduled.values()), list(finished))
@@ -40,26 +42,42 @@ def test_prefill_then_decode():
     inputs = worker.step({A: 6}, new=[new(A, range(10, 16), [3, 7])], sampled=[99])
     assert inputs.input_ids.tolist() == [10, 11, 12, 13, 14, 15]
     assert inputs.positions.tolist() == [0, 1, 2, 3, 4, 5]
-    assert inputs.slot_mapping.tolist() == [12, 13, 14, 15, 28, 29]
+    assert inputs.slot_mappings[0].tolist() == [12, 13, 14, 15, 28, 29]
     assert inputs.seq_lens.tolist() == [6]
     assert inputs.logits_indices.tolist() == [5]
-    inputs = worker.step({A: 1}, cached=[CachedRequestData(A, [], 6)], sampled=[98])
-    assert (inputs.input_ids.tolist(), inputs.positions.tolist(), inputs.slot_mapping.tolist()) == ([99], [6], [30])
+    inputs = worker.step({A: 1}, cached=[CachedRequestData(A, (), 6)], sampled=[98])
+    assert (inputs.input_ids.tolist(), inputs.positions.tolist(), inputs.slot_mappings[0].tolist()) == ([99], [6], [30])
     assert worker.batch.known_token_ids(A) == [10, 11, 12, 13, 14, 15, 99, 98]
 
 
 def test_a_chunk_samples_only_when_it_reaches_the_last_known_token():
     worker = Worker()
     assert worker.step({A: 4}, new=[new(A, range(6), [1])]).sampled.size == 0
-    inputs = worker.step({A: 2}, cached=[CachedRequestData(A, [2], 4)], sampled=[50])
-    assert (inputs.sampled.tolist(), inputs.input_ids.tolist(), inputs.slot_mapping.tolist()) == ([0], [4, 5], [8, 9])
+    inputs = worker.step({A: 2}, cached=[CachedRequestData(A, ([2],), 4)], sampled=[50])
+    assert (inputs.sampled.tolist(), inputs.input_ids.tolist(), inputs.slot_mappings[0].tolist()) == (
+        [0],
+        [4, 5],
+        [8, 9],
+    )
 
 
 def test_prefix_hit_computes_the_rest_only():
     inputs = Worker().step({A: 2}, new=[new(A, range(6), [5, 6], computed=4)], sampled=[1])
     assert inputs.input_ids.tolist() == [4, 5]
-    assert inputs.slot_mapping.tolist() == [24, 25]
-    assert inputs.block_tables.tolist() == [[5, 6]]
+    assert inputs.slot_mappings[0].tolist() == [24, 25]
+    assert inputs.block_tables[0].tolist() == [[5, 6]]
+
+
+def test_each_group_of_layers_has_a_table_of_its_own():
+    worker = Worker(num_groups=2)
+    first = replace(new(A, range(6), []), block_ids=([3, 7], [0, 5]))
+    inputs = worker.step({A: 2}, new=[replace(first, num_computed_tokens=4)], sampled=[9])
+    assert [slots.tolist() for slots in inputs.slot_mappings] == [[28, 29], [20, 21]]
+    assert [table.tolist() for table in inputs.block_tables] == [[[3, 7]], [[0, 5]]]
+    inputs = worker.step({A: 3}, cached=[CachedRequestData(A, ([1], [2]), 0)])
+    assert [table.tolist() for table in inputs.block_tables] == [[[3, 7, 1]], [[0, 5, 2]]]
+    inputs = worker.step({A: 1}, cached=[CachedRequestData(A, ([4], [6]), 0, is_resumed=True)])
+    assert [table.tolist() for table in inputs.block_tables] == [[[4]], [[6]]]
 
 
 def test_mixed_batch_keeps_the_schedulers_order():
@@ -67,7 +85,7 @@ def test_mixed_batch_keeps_the_schedulers_order():
     worker.step({A: 2}, new=[new(A, [1, 2], [1])], sampled=[3])
     scheduled = {B: 3, A: 1, C: 2}
     fresh = [new(B, [20, 21, 22, 23], [2]), new(C, [30, 31], [4])]
-    inputs = worker.step(scheduled, new=fresh, cached=[CachedRequestData(A, [], 2)], sampled=[7, 8])
+    inputs = worker.step(scheduled, new=fresh, cached=[CachedRequestData(A, (), 2)], sampled=[7, 8])
     assert inputs.keys == [B, A, C]
     assert inputs.query_start_loc.tolist() == [0, 3, 4, 6]
     assert inputs.input_ids.tolist() == [20, 21, 22, 3, 30, 31]
@@ -81,20 +99,20 @@ def test_mixed_batch_keeps_the_schedulers_order():
 def test_resumption_replaces_the_block_table_and_computes_all_known_tokens_again():
     worker = Worker()
     worker.step({A: 4}, new=[new(A, range(4), [1, 2])], sampled=[40])
-    worker.step({A: 1}, cached=[CachedRequestData(A, [], 4)], sampled=[41])
-    inputs = worker.step({A: 6}, cached=[CachedRequestData(A, [8, 9], 0, is_resumed=True)], sampled=[42])
+    worker.step({A: 1}, cached=[CachedRequestData(A, (), 4)], sampled=[41])
+    inputs = worker.step({A: 6}, cached=[CachedRequestData(A, ([8, 9],), 0, is_resumed=True)], sampled=[42])
     assert inputs.input_ids.tolist() == [0, 1, 2, 3, 40, 41]
-    assert inputs.slot_mapping.tolist() == [32, 33, 34, 35, 36, 37]
-    assert inputs.block_tables.tolist() == [[8, 9]]
+    assert inputs.slot_mappings[0].tolist() == [32, 33, 34, 35, 36, 37]
+    assert inputs.block_tables[0].tolist() == [[8, 9]]
     assert inputs.sampled.tolist() == [0]
 
 
 def test_resumption_with_fewer_blocks_leaves_no_old_block_behind():
     worker = Worker()
     worker.step({A: 12, B: 12}, new=[new(A, range(12), [1, 2, 3]), new(B, range(12), [4, 5, 6])], sampled=[1, 1])
-    changed = [CachedRequestData(A, [7], 0, is_resumed=True), CachedRequestData(B, [8], 12)]
+    changed = [CachedRequestData(A, ([7],), 0, is_resumed=True), CachedRequestData(B, ([8],), 12)]
     inputs = worker.step({A: 4, B: 1}, cached=changed, sampled=[2])
-    assert inputs.block_tables.tolist() == [[7, 0, 0, 0], [4, 5, 6, 8]]
+    assert inputs.block_tables[0].tolist() == [[7, 0, 0, 0], [4, 5, 6, 8]]
 
 
 def test_tokens_of_a_resumed_generation_count_as_output():
@@ -116,7 +134,7 @@ def test_a_finished_request_is_dropped_and_its_row_starts_clean():
     worker.step({}, finished=[A])
     assert len(worker.batch) == 0
     inputs = worker.step({B: 2}, new=[new(B, [5, 6], [4])], sampled=[1])
-    assert inputs.block_tables.tolist() == [[4]]
+    assert inputs.block_tables[0].tolist() == [[4]]
     assert worker.batch.known_token_ids(B) == [5, 6, 1]
     assert worker.batch.sampling_batch(worker.batch.prepare({B: 1})).ruled_rows == []
 
@@ -170,7 +188,7 @@ def test_prompt_rows_are_about_the_next_prompt_tokens():
     worker.step({A: 2}, sampled=[8])
     assert prompt_rows(worker, {A: 1}) == []
     # Preempted and computed again from the start, prompt and output.
-    worker.batch.update(SchedulerOutput(0, [], [CachedRequestData(A, [5, 6], 0, is_resumed=True)], {}, 0, []))
+    worker.batch.update(SchedulerOutput(0, [], [CachedRequestData(A, ([5, 6],), 0, is_resumed=True)], {}, 0, []))
     assert prompt_rows(worker, {A: 7}) == [(A, 0, 2, [0, 1, 2, 3, 4], [11, 12, 13, 14, 15])]
 
 
@@ -209,4 +227,4 @@ def test_more_and_longer_requests_than_the_first_tables_hold():
         assert worker.batch.known_token_ids(key) == [*prompts[key].tolist(), 5]
     inputs = worker.step(dict.fromkeys(keys, 1), sampled=[6] * 9)
     assert inputs.seq_lens.tolist() == [len(prompts[key]) + 1 for key in keys]
-    assert inputs.slot_mapping.tolist() == [4 * tables[key][-1] + len(prompts[key]) % 4 for key in keys]
+    assert inputs.slot_mappings[0].tolist() == [4 * tables[key][-1] + len(prompts[key]) % 4 for key in keys]

@@ -6,7 +6,9 @@ import pytest
 
 from engine_core.kv_cache.block import KVCacheBlock
 from engine_core.kv_cache.block_hash import BlockHasher
-from engine_core.kv_cache.kv_cache_manager import KVCacheManager
+from engine_core.kv_cache.kv_cache_manager import BlockIds, KVCacheManager
+from engine_core.kv_cache.prefix_lookup import PrefixHit
+from fakes.request_factory import make_layout
 from stepwire.errors import InvariantViolation
 
 SIZE = 4
@@ -25,11 +27,18 @@ class User:
     def slice(self, start: int, end: int) -> list[int]:
         return self.token_ids[start:end]
 
-    def look_up(self) -> list[KVCacheBlock]:
+    def hit(self) -> PrefixHit:
         return self.manager.get_computed_blocks(self.hashes, self.slice, len(self.token_ids))
 
+    def look_up(self) -> list[KVCacheBlock]:
+        """Of the only group of layers."""
+        hit = self.hit()
+        blocks = [block for row in hit.rows for block in row]
+        assert hit.num_tokens == len(blocks) * SIZE
+        return blocks
+
     def allocate(self) -> list[int] | None:
-        return self.manager.allocate_slots(self.key, len(self.token_ids), self.look_up())
+        return only_group(self.manager.allocate_slots(self.key, len(self.token_ids), self.hit()))
 
     def compute(self, num_tokens: int) -> None:
         self.manager.register_full_blocks(self.key, self.hashes, self.slice, num_tokens)
@@ -42,6 +51,11 @@ class User:
         return added
 
 
+def only_group(block_ids: BlockIds | None) -> list[int] | None:
+    """The ids of the only group of layers; none is no group."""
+    return None if block_ids is None else [block_id for group_ids in block_ids for block_id in group_ids]
+
+
 def counts(manager: KVCacheManager) -> tuple[int, int, int]:
     pool = manager.pool
     return pool.num_used, pool.num_cached, pool.num_available
@@ -50,12 +64,12 @@ def counts(manager: KVCacheManager) -> tuple[int, int, int]:
 @pytest.fixture
 def manager() -> KVCacheManager:
     """8 blocks for data, 4 slots each."""
-    return KVCacheManager(9, SIZE)
+    return KVCacheManager(9, make_layout(SIZE))
 
 
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
 def test_number_of_blocks(manager: KVCacheManager, num_tokens: int, num_blocks: int) -> None:
-    assert manager.num_blocks_for(num_tokens) == num_blocks
+    assert manager.layout.num_blocks_for(num_tokens) == num_blocks
 
 
 def test_whole_cache_can_fit_and_one_token_more_never(manager: KVCacheManager) -> None:
@@ -64,11 +78,11 @@ def test_whole_cache_can_fit_and_one_token_more_never(manager: KVCacheManager) -
 
 
 def test_table_grows_only_when_a_block_is_full(manager: KVCacheManager) -> None:
-    assert manager.allocate_slots("a", 3) == [1]
-    assert manager.allocate_slots("a", 4) == []
-    assert manager.allocate_slots("a", 5) == [2]
-    assert manager.allocate_slots("a", 13) == [3, 4]
-    assert manager.block_ids("a") == [1, 2, 3, 4]
+    assert only_group(manager.allocate_slots("a", 3)) == [1]
+    assert only_group(manager.allocate_slots("a", 4)) == []
+    assert only_group(manager.allocate_slots("a", 5)) == [2]
+    assert only_group(manager.allocate_slots("a", 13)) == [3, 4]
+    assert only_group(manager.block_ids("a")) == [1, 2, 3, 4]
 
 
 def test_what_does_not_fit_changes_nothing(manager: KVCacheManager) -> None:
@@ -81,8 +95,8 @@ def test_what_does_not_fit_changes_nothing(manager: KVCacheManager) -> None:
     assert again.allocate() is None
     assert manager.allocate_slots("a", 33) is None
     assert counts(manager) == before
-    assert manager.block_ids("b") == []
-    assert len(manager.block_ids("a")) == 5
+    assert only_group(manager.block_ids("b")) == []
+    assert manager.num_blocks("a") == 5
     assert [block.ref_count for block in hits] == [0, 0]
     assert manager.check_integrity() == []
 
@@ -105,7 +119,7 @@ def test_hit_shares_the_blocks(manager: KVCacheManager) -> None:
     old.compute(9)
     assert User(manager, "new", list(range(10))).allocate() == [1, 2, 4]
     manager.free("old")
-    assert manager.block_ids("new") == [1, 2, 4]
+    assert only_group(manager.block_ids("new")) == [1, 2, 4]
     assert counts(manager) == (3, 0, 5)
     assert manager.check_integrity() == []
 
@@ -118,7 +132,7 @@ def test_salts_share_nothing(manager: KVCacheManager) -> None:
 
 
 def test_collision_is_a_miss() -> None:
-    manager = KVCacheManager(9, SIZE, verify_hits=True)
+    manager = KVCacheManager(9, make_layout(SIZE), verify_hits=True)
     User(manager, "old", list(range(9))).run()
     forged = User(manager, "new", list(range(9)))
     forged.token_ids = [0, 1, 2, 3, 4, 5, 6, 99, 8]
@@ -136,7 +150,7 @@ def test_nothing_is_found_before_it_is_computed(manager: KVCacheManager) -> None
 
 
 def test_without_caching_there_are_no_hits() -> None:
-    manager = KVCacheManager(9, SIZE, enable_caching=False)
+    manager = KVCacheManager(9, make_layout(SIZE), enable_caching=False)
     User(manager, "old", list(range(9))).run()
     assert User(manager, "new", list(range(9))).look_up() == []
     assert counts(manager) == (0, 0, 8)
@@ -147,23 +161,23 @@ def test_free_hits_are_not_available_to_anyone_else(manager: KVCacheManager) -> 
     manager.allocate_slots("a", 5 * SIZE)
     new = User(manager, "new", list(range(13)))
     # Three blocks are available; the two hits are among them, so that one new block is left.
-    assert manager.can_allocate(12, new.look_up())
-    assert manager.can_allocate(12, new.look_up(), num_reserved=0)
-    assert not manager.can_allocate(12, new.look_up(), num_reserved=1)
-    assert not manager.can_allocate(13, new.look_up())
+    assert manager.can_allocate(12, new.hit())
+    assert manager.can_allocate(12, new.hit(), num_reserved=0)
+    assert not manager.can_allocate(12, new.hit(), num_reserved=1)
+    assert not manager.can_allocate(13, new.hit())
     assert new.allocate() is None
 
 
 def test_tail_of_a_request_is_evicted_before_its_beginning(manager: KVCacheManager) -> None:
     User(manager, "old", list(range(16))).run()
     # Free are now: the 4 blocks never used, then the old ones from the tail on.
-    assert manager.allocate_slots("a", 6 * SIZE) == [5, 6, 7, 8, 4, 3]
+    assert only_group(manager.allocate_slots("a", 6 * SIZE)) == [5, 6, 7, 8, 4, 3]
     assert len(User(manager, "new", list(range(16))).look_up()) == 2
 
 
 def test_partial_tail_is_handed_out_before_any_content(manager: KVCacheManager) -> None:
     User(manager, "old", list(range(9))).run()
-    assert manager.allocate_slots("a", 1) == [3]
+    assert only_group(manager.allocate_slots("a", 1)) == [3]
 
 
 def test_release_is_complete_and_idempotent(manager: KVCacheManager) -> None:
@@ -172,7 +186,7 @@ def test_release_is_complete_and_idempotent(manager: KVCacheManager) -> None:
     manager.free("a")
     manager.free("never seen")
     assert counts(manager) == (0, 0, 8)
-    assert manager.block_ids("a") == []
+    assert only_group(manager.block_ids("a")) == []
     assert manager.check_integrity() == []
 
 
@@ -193,7 +207,7 @@ def test_fenced_blocks_come_back_in_the_order_in_which_they_were_freed(
         manager.release_fenced(step)
     assert manager.num_fenced_blocks == 0
     assert manager.check_integrity() == []
-    assert manager.allocate_slots("next", 8 * SIZE) == [4, 3, 2, 1, 8, 7, 6, 5]
+    assert only_group(manager.allocate_slots("next", 8 * SIZE)) == [4, 3, 2, 1, 8, 7, 6, 5]
 
 
 def test_computed_blocks_can_only_start_a_table(manager: KVCacheManager) -> None:
@@ -206,7 +220,7 @@ def test_computed_blocks_can_only_start_a_table(manager: KVCacheManager) -> None
 
 def test_self_check_sees_a_shared_block_that_is_not_full(manager: KVCacheManager) -> None:
     manager.allocate_slots("a", 3)
-    manager.allocate_slots("b", 3, [manager.pool.blocks[1]])
+    manager.allocate_slots("b", 5, PrefixHit(SIZE, ([manager.pool.blocks[1]],)))
     assert any("shared and not full" in found for found in manager.check_integrity())
 
 

@@ -212,7 +212,7 @@ def test_a_reader_ends_with_exactly_what_the_cache_holds(moves: list[object], ma
         match move:
             case "read":
                 reader.read(sequence)
-                assert reader.listener.contents.keys() == {name.encode() for name in truth}
+                assert reader.listener.contents.keys() == {(0, name.encode()) for name in truth}
             case "leave":
                 reader.leave()
             case "come back":

@@ -63,8 +63,8 @@ def served(feed: KVEventFeed) -> Iterator[Served]:
     served.close()
 
 
-def block(name: str, parent: str | None, *, is_salted: bool = False) -> BlockStored:
-    return BlockStored(name.encode(), parent.encode() if parent else None, [ord(name), 9], is_salted)
+def block(name: str, parent: str | None, *, is_salted: bool = False, group: int = 0) -> BlockStored:
+    return BlockStored(name.encode(), parent.encode() if parent else None, [ord(name), 9], is_salted, group)
 
 
 def reason_of(call: grpc.Call) -> str:
@@ -140,7 +140,26 @@ def test_a_child_without_its_parent_is_in_the_snapshot(served: Served, feed: KVE
     feed.publish([block("a", None), block("b", "a"), BlockRemoved(b"a")])
     listener = KVEventListener()
     listener.read(next(served.subscribe()))
-    assert listener.contents == {b"b": (b"a", [ord("b"), 9], False)}
+    assert listener.contents == {(0, b"b"): (b"a", [ord("b"), 9], False)}
+
+
+def test_groups_of_layers_have_chains_of_their_own(served: Served, feed: KVEventFeed) -> None:
+    """The same hash stands for other content in each group: one may go while the other stays."""
+    groups = [[block("a", None, group=group), block("b", "a", group=group)] for group in range(2)]
+    call = served.subscribe(BASE + 1)
+    feed.publish([*groups[0], *groups[1], BlockRemoved(b"a", 0), BlockRemoved(b"a", 1), BlockRemoved(b"b", 1)])
+    events = next(call).events
+    assert [(event.stored.group, list(event.stored.block_hashes)) for event in events[:2]] == [
+        (0, [b"a", b"b"]),
+        (1, [b"a", b"b"]),
+    ]
+    assert [(event.removed.group, list(event.removed.block_hashes)) for event in events[2:]] == [
+        (0, [b"a"]),
+        (1, [b"a", b"b"]),
+    ]
+    listener = KVEventListener()
+    listener.read(next(served.subscribe()))
+    assert listener.contents == {(0, b"b"): (b"a", [ord("b"), 9], False)}
 
 
 PART = snapshot_part_events(SIZE)

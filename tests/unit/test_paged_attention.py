@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -18,6 +18,10 @@ from engine_core.model_executor.attention.paged_attention import PagedAttention
 CPU = torch.device("cpu")
 
 
+# Tokens of each sequence that see each other in a layer that is not causal.
+NUM_PROMPT = 6
+
+
 @dataclass
 class Shape:
     num_heads: int = 4
@@ -31,16 +35,17 @@ def reference(query, key, value, options: AttentionOptions) -> torch.Tensor:
     """One token at a time, one head at a time: [L, H, D], [L, K, D], [L, K, V] -> [L, H, V]."""
     output = torch.empty(*query.shape[:2], value.shape[2])
     for position in range(query.shape[0]):
+        last = position if options.is_causal else max(position, NUM_PROMPT - 1)
         first = 0 if options.sliding_window is None else max(0, position - options.sliding_window + 1)
         for head in range(query.shape[1]):
             kv_head = head * key.shape[1] // query.shape[1]
-            scores = key[first : position + 1, kv_head] @ query[position, head] * options.scale
+            scores = key[first : last + 1, kv_head] @ query[position, head] * options.scale
             if options.softcap is not None:
                 scores = options.softcap * torch.tanh(scores / options.softcap)
             if options.sinks is not None:
                 scores = torch.cat([scores, options.sinks[head : head + 1]])
-            weights = scores.softmax(dim=0)[: position + 1 - first]
-            output[position, head] = weights @ value[first : position + 1, kv_head]
+            weights = scores.softmax(dim=0)[: last + 1 - first]
+            output[position, head] = weights @ value[first : last + 1, kv_head]
     return output
 
 
@@ -74,6 +79,7 @@ class Sequences:
         metadata = build_attention_metadata(
             query_start_loc=np.cumsum([0, *counts.values()]),
             seq_lens=np.array([span.stop for span in spans.values()]),
+            prompt_lens=np.array([NUM_PROMPT] * len(counts)),
             block_tables=tables,
             slot_mapping=np.concatenate(
                 [self.tables[i][p // block_size] * block_size + p % block_size for i, p in positions.items()]
@@ -82,7 +88,7 @@ class Sequences:
             device=CPU,
         )
         batch = [torch.cat([tensors[i][spans[i]] for i in counts]) for tensors in (self.query, self.key, self.value)]
-        output = PagedAttention({0: self.cache}, metadata).attend(0, *batch, options)
+        output = PagedAttention({0: self.cache}, {0: metadata}).attend(0, *batch, options)
         for i, part in zip(counts, output.split(list(counts.values())), strict=True):
             self.outputs[i] = torch.cat([self.outputs[i], part])
             self.computed[i] += counts[i]
@@ -165,6 +171,17 @@ def test_a_shared_prefix_is_read_and_not_computed_again():
     sequences.tables[1][:2] = sequences.tables[0]
     sequences.computed[1], sequences.outputs[1] = 8, sequences.outputs[0]
     sequences.step({1: 6}, options)
+    sequences.check(options)
+
+
+@pytest.mark.parametrize("name", ["plain", "softcap", "sinks"])
+@pytest.mark.parametrize("steps", [[NUM_PROMPT, 1, 1, 1], [NUM_PROMPT + 3], [NUM_PROMPT + 2, 1]], ids=str)
+def test_tokens_of_a_prompt_see_each_other_and_no_output(name, steps):
+    """Also where a prompt is computed again together with its output, after a preemption."""
+    options = replace(OPTIONS[name], is_causal=False)
+    sequences = Sequences([NUM_PROMPT + 3], Shape())
+    for count in steps:
+        sequences.step({0: count}, options)
     sequences.check(options)
 
 

@@ -46,7 +46,9 @@ def follower(model_dir, group):
 def new(key, **fields) -> NewRequestData:
     first_block = 1 + 8 * key[1]
     sampling = SamplingParams(temperature=0.0)
-    return NewRequestData(key, [5, 6, 7], [], sampling, 0, (), list(range(first_block, first_block + 8)), 0, **fields)
+    return NewRequestData(
+        key, [5, 6, 7], [], sampling, 0, (), (list(range(first_block, first_block + 8)),), 0, **fields
+    )
 
 
 def step(runner, scheduled, *, new=(), finished=()):

@@ -170,7 +170,7 @@ def test_worker_gets_everything_of_a_new_request_once() -> None:
     assert data.min_tokens == 2
     # eos is masked below min_tokens even when it is ignored as a stop.
     assert data.min_tokens_masked_ids == (EOS, 7, 8)
-    assert (data.num_computed_tokens, len(data.block_ids)) == (0, 2)
+    assert (data.num_computed_tokens, [len(ids) for ids in data.block_ids]) == (0, [2])
 
 
 def test_scheduler_output_is_a_value() -> None:
@@ -222,7 +222,7 @@ def test_preempted_request_keeps_its_output_and_loses_its_blocks() -> None:
     assert victim.status is RequestStatus.PREEMPTED
     assert (victim.num_computed_tokens, victim.num_preemptions) == (0, 1)
     assert victim.output_token_ids == [100]
-    assert engine.scheduler.kv_cache_manager.block_ids(victim.key) == []
+    assert engine.scheduler.kv_cache_manager.num_blocks(victim.key) == 0
     assert engine.run() == {1: [102], 2: [101]}
 
 

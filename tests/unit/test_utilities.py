@@ -9,14 +9,17 @@ import pytest
 
 from engine_core import operations as op
 from engine_core.core import EngineCore
-from engine_core.messages import UtilityCall
+from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
+from engine_core.messages import UtilityCall, UtilityResult
 from engine_core.operations import PauseMode
 from engine_core.scheduler.output import RequestError
-from engine_core.utility_wire import decode_operation
+from engine_core.utility_wire import decode_operation, encode_result
+from engine_core.wire import encode_error
 from fakes.fake_executor import FAILING_BATCH
 from fakes.looped_engine import LoopedEngine
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.errors import InvariantViolation, StepwireError
+from stepwire.v1 import common_pb2
 
 
 @pytest.fixture
@@ -156,7 +159,18 @@ def test_check_health_lists_every_worker(engine: LoopedEngine) -> None:
 
 def test_facts(engine: LoopedEngine) -> None:
     assert engine.call(op.GetSupportedTasks()) == op.GetSupportedTasksResult(("generate",))
-    assert engine.call(op.GetKVCacheMetadata()) == op.GetKVCacheMetadataResult(4, 64, 1)
+    assert engine.call(op.GetKVCacheMetadata()) == op.GetKVCacheMetadataResult(4, 64, (KVCacheGroup(),))
+
+
+def test_the_layout_of_the_kv_cache_on_the_wire() -> None:
+    groups = (KVCacheGroup(4), KVCacheGroup(3, sliding_window=512))
+    result = UtilityResult(7, op.GetKVCacheMetadataResult(16, 100, groups))
+    message = encode_result(result, encode_error, common_pb2.ENGINE_STATE_RUNNING, "boot").get_kv_cache_metadata
+    assert (message.block_size, message.num_blocks) == (16, 100)
+    assert [(g.kind, g.block_size, g.num_layers, g.sliding_window) for g in message.groups] == [
+        ("full", 16, 4, 0),
+        ("sliding_window", 16, 3, 512),
+    ]
 
 
 def test_profiles_are_off_without_a_directory(engine: LoopedEngine) -> None:

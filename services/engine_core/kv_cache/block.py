@@ -18,6 +18,8 @@ class KVCacheBlock:
     block_id: int
     ref_count: int = 0
     block_hash: bytes | None = None
+    # Of layers: whose content `block_hash` stands for.
+    group: int = 0
     # The tokens behind `block_hash`, so that a hit can be verified.
     token_ids: list[int] | None = None
     prev_free: KVCacheBlock | None = None

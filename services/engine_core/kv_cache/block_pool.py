@@ -34,7 +34,8 @@ class BlockPool:
         self._free = FreeBlockQueue(self.blocks[1:])
         self._num_cached_free = 0
         # Blocks with equal content are not merged: their owners hold block tables that would have to change.
-        self._by_hash: dict[bytes, dict[int, KVCacheBlock]] = {}
+        # The same tokens have other content in every group of layers.
+        self._by_hash: dict[tuple[int, bytes], dict[int, KVCacheBlock]] = {}
 
     @property
     def num_total(self) -> int:
@@ -55,9 +56,9 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_total - len(self._free)
 
-    def find(self, block_hash: bytes, token_ids: list[int]) -> KVCacheBlock | None:
+    def find(self, block_hash: bytes, token_ids: list[int], group: int = 0) -> KVCacheBlock | None:
         """A block with this content, or None. A hash whose stored tokens differ is a miss, and counted."""
-        candidates = self._by_hash.get(block_hash)
+        candidates = self._by_hash.get((group, block_hash))
         if not candidates:
             return None
         block = next(iter(candidates.values()))
@@ -95,15 +96,16 @@ class BlockPool:
         parent_hash: bytes | None = None,
         *,
         is_salted: bool = False,
+        group: int = 0,
     ) -> None:
         """The content of a used block is full: from now on it can be hit."""
         if not self.enable_caching or block.block_hash is not None:
             return
-        block.block_hash = block_hash
+        block.block_hash, block.group = block_hash, group
         block.token_ids = token_ids
-        same_hash = self._by_hash.setdefault(block_hash, {})
+        same_hash = self._by_hash.setdefault((group, block_hash), {})
         if self._events is not None and not same_hash:
-            self._events.append(BlockStored(block_hash, parent_hash, token_ids, is_salted))
+            self._events.append(BlockStored(block_hash, parent_hash, token_ids, is_salted, group))
         same_hash[block.block_id] = block
 
     def free(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -153,7 +155,9 @@ class BlockPool:
         for block in self.blocks[1:]:
             if (block.ref_count == 0) != (block.block_id in in_free_list) or block.ref_count < 0:
                 found.append(f"block {block.block_id}: ref_count {block.ref_count} disagrees with the free list")
-            hashed = block.block_hash is not None and block.block_id in self._by_hash.get(block.block_hash, {})
+            hashed = block.block_hash is not None and block.block_id in self._by_hash.get(
+                (block.group, block.block_hash), {}
+            )
             if hashed != (block.block_hash is not None):
                 found.append(f"block {block.block_id} has a hash that the prefix cache does not know")
         if self._num_cached_free != sum(self.blocks[block_id].block_hash is not None for block_id in free_ids):
@@ -169,12 +173,13 @@ class BlockPool:
             raise InvariantViolation(f"block {block.block_id} has no content to forget")
         self._num_cached_free -= 1
         self.num_evictions += 1
-        same_hash = self._by_hash[block.block_hash]
+        key = block.group, block.block_hash
+        same_hash = self._by_hash[key]
         del same_hash[block.block_id]
         if not same_hash:
-            del self._by_hash[block.block_hash]
+            del self._by_hash[key]
             if self._events is not None:
-                self._events.append(BlockRemoved(block.block_hash))
+                self._events.append(BlockRemoved(block.block_hash, block.group))
         block.block_hash = block.token_ids = None
         if self.residency is not None:
             self.residency.evicted(block.block_id)

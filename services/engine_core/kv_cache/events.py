@@ -20,6 +20,8 @@ class BlockStored:
     token_ids: list[int]
     # Whether a cache salt took part in the hash.
     is_salted: bool
+    # The same tokens have other content in every group of layers.
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class BlockRemoved:
     """The last block with this content was handed out again."""
 
     block_hash: bytes
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

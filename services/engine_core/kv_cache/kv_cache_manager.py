@@ -5,26 +5,46 @@ Knows keys, counts and hashes, not requests. Owner: the busy-loop thread.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 from engine_core.kv_cache.block import KVCacheBlock
 from engine_core.kv_cache.block_hash import TokenSlice
 from engine_core.kv_cache.block_pool import BlockPool
+from engine_core.kv_cache.kv_cache_layout import KVCacheLayout
+from engine_core.kv_cache.prefix_lookup import NO_HIT, PrefixHit, common_hit_length
 from stepwire.errors import InvariantViolation
+
+# Block ids by group of layers; without any, when there are none to tell.
+BlockIds = tuple[list[int], ...]
+NO_BLOCKS: BlockIds = ()
+
+
+@dataclass(slots=True)
+class _Table:
+    """The blocks of one request."""
+
+    # One row for each group, in order of position, all of one length. The null block stands where the window of the
+    # group has passed.
+    rows: list[list[KVCacheBlock]]
+    # Leading blocks that are in the prefix cache, or were when they were given back.
+    num_registered: int
+    # Leading null blocks of each row.
+    num_hidden: list[int]
 
 
 class KVCacheManager:
-    """Block tables of all requests over one BlockPool."""
+    """Block tables of all requests over one BlockPool. Every block belongs to one group of layers at a time."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, enable_caching: bool = True, verify_hits: bool = True
+        self, num_blocks: int, layout: KVCacheLayout, *, enable_caching: bool = True, verify_hits: bool = True
     ) -> None:
-        self.block_size = block_size
+        self.layout = layout
+        self.block_size = layout.block_size
         self.pool = BlockPool(num_blocks, enable_caching=enable_caching, verify_hits=verify_hits)
-        self._tables: dict[Hashable, list[KVCacheBlock]] = {}
-        # Leading blocks of each table that are in the prefix cache.
-        self._num_registered: dict[Hashable, int] = {}
-        # (step, blocks) in the order of the steps: released requests whose blocks that step may still write.
+        self._windows = [(i, group) for i, group in enumerate(layout.groups) if group.sliding_window is not None]
+        self._tables: dict[Hashable, _Table] = {}
+        # (step, blocks) in the order of the steps: released blocks that this step may still read or write.
         self._fenced: list[tuple[int, list[KVCacheBlock]]] = []
         self._processed_step = 0
 
@@ -33,59 +53,76 @@ class KVCacheManager:
         if self.pool.residency is not None:
             self.pool.residency.now = now
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Whether one request of this length fits an otherwise empty cache."""
-        return self.num_blocks_for(num_tokens) <= self.pool.num_total
+        return self.layout.most_blocks(num_tokens) <= self.pool.num_total
 
-    def get_computed_blocks(
-        self, block_hashes: Sequence[bytes], token_ids: TokenSlice, num_tokens: int
-    ) -> list[KVCacheBlock]:
-        """The longest run of cached full blocks at the start of a request, at most `num_tokens - 1` tokens.
+    def get_computed_blocks(self, block_hashes: Sequence[bytes], token_ids: TokenSlice, num_tokens: int) -> PrefixHit:
+        """The longest cached beginning of a request, in full blocks, at most `num_tokens - 1` tokens.
 
         The last known token is always computed: its logits are what the next token is sampled from.
         """
-        found: list[KVCacheBlock] = []
         if not self.pool.enable_caching:
-            return found
-        for index in range(min(len(block_hashes), (num_tokens - 1) // self.block_size)):
-            start = index * self.block_size
-            block = self.pool.find(block_hashes[index], token_ids(start, start + self.block_size))
-            if block is None:
-                break
-            found.append(block)
-        return found
+            return NO_HIT
+        found: list[dict[int, KVCacheBlock]] = [{} for _ in self.layout.groups]
 
-    def can_allocate(
-        self, num_tokens: int, computed_blocks: Sequence[KVCacheBlock] = (), *, num_reserved: int = 0
-    ) -> bool:
-        """Whether a new request of `num_tokens` fits now, with `num_reserved` blocks left over."""
-        num_new = self.num_blocks_for(num_tokens) - len(computed_blocks)
-        return num_new + num_reserved <= self.pool.num_available - _num_without_user(computed_blocks)
+        def is_cached(group: int, index: int) -> bool:
+            if index in found[group]:
+                return True
+            start = index * self.block_size
+            block = self.pool.find(block_hashes[index], token_ids(start, start + self.block_size), group)
+            if block is not None:
+                found[group][index] = block
+            return block is not None
+
+        limit = min(len(block_hashes), (num_tokens - 1) // self.block_size)
+        length = common_hit_length(self.layout, limit, is_cached)
+        return PrefixHit(length * self.block_size, tuple(self._hit_rows(found, length))) if length else NO_HIT
+
+    def can_allocate(self, num_tokens: int, hit: PrefixHit = NO_HIT, *, num_reserved: int = 0) -> bool:
+        """Whether a new request of `num_tokens` fits now, computed step by step, with `num_reserved` blocks left over.
+
+        Cached blocks without a user that the hit takes are not available to anyone else.
+        """
+        num_new = self.layout.num_blocks_for(num_tokens) - hit.num_tokens // self.block_size
+        num_needed = 0
+        for index, group in enumerate(self.layout.groups):
+            num_revived = self._num_without_user(hit.rows[index : index + 1])
+            num_needed += min(num_new + num_revived, self.layout.most_blocks_in(group, num_tokens))
+        return num_needed + num_reserved <= self.pool.num_available
 
     def allocate_slots(
-        self, key: Hashable, num_tokens: int, computed_blocks: Sequence[KVCacheBlock] = ()
-    ) -> list[int] | None:
-        """Make room for the first `num_tokens` tokens of a request.
+        self,
+        key: Hashable,
+        num_tokens: int,
+        hit: PrefixHit = NO_HIT,
+        *,
+        num_computed_tokens: int = 0,
+        fence_step: int = 0,
+    ) -> BlockIds | None:
+        """Make room for the first `num_tokens` tokens of a request, of which `num_computed_tokens` are computed.
 
-        `computed_blocks` starts a new block table (from `get_computed_blocks`). Returns the ids added to the table,
-        those included; None = does not fit, and nothing has changed.
+        `hit` starts a new block table (from `get_computed_blocks`). First the blocks that no token to come sees are
+        given back, behind the newest step that may use them. Returns the ids added to the tables, those of the hit
+        included; None = does not fit, and nothing else has changed.
         """
-        table = self._tables.get(key, [])
         if num_tokens <= 0:
             raise InvariantViolation(f"{key} asked for room for {num_tokens} tokens")
-        if table and computed_blocks:
+        table = self._tables.get(key)
+        if table is None:
+            return self._start_table(key, num_tokens, hit)
+        if hit.num_tokens:
             raise InvariantViolation(f"{key} has blocks already and can not start from computed ones")
-        num_new = self.num_blocks_for(num_tokens) - len(table) - len(computed_blocks)
-        if num_new > self.pool.num_available - _num_without_user(computed_blocks):
+        for index, group in self._windows:
+            num_hidden = group.num_hidden_tokens(num_computed_tokens) // self.block_size
+            if num_hidden > table.num_hidden[index]:
+                self._hide(table, index, num_hidden, fence_step)
+        num_new = self.layout.num_blocks_for(num_tokens) - len(table.rows[0])
+        if num_new <= 0:
+            return NO_BLOCKS
+        if num_new * len(table.rows) > self.pool.num_available:
             return None
-        self.pool.touch(computed_blocks)
-        added = [*computed_blocks, *self.pool.allocate(max(0, num_new))]
-        self._tables.setdefault(key, []).extend(added)
-        self._num_registered.setdefault(key, len(computed_blocks))
-        return [block.block_id for block in added]
+        return self._extend(table, num_new)
 
     def register_full_blocks(
         self,
@@ -101,34 +138,39 @@ class KVCacheManager:
         every layer writes the whole batch's KV before it attends.
         """
         table = self._tables[key]
-        num_full = min(num_tokens // self.block_size, len(block_hashes))
-        for index in range(self._num_registered[key], num_full):
-            start = index * self.block_size
-            self.pool.register(
-                table[index],
-                block_hashes[index],
-                token_ids(start, start + self.block_size),
-                block_hashes[index - 1] if index else None,
-                is_salted=is_salted,
-            )
-        self._num_registered[key] = max(self._num_registered[key], num_full)
+        size, num_full = self.block_size, min(num_tokens // self.block_size, len(block_hashes))
+        new = range(table.num_registered, num_full)
+        contents = [token_ids(index * size, (index + 1) * size) for index in new]
+        for group, row in enumerate(table.rows if new else ()):
+            for index, content in zip(new, contents, strict=True):
+                # A window may pass before the last token of a block is known.
+                if row[index] is not self.pool.null_block:
+                    parent = block_hashes[index - 1] if index else None
+                    self.pool.register(
+                        row[index], block_hashes[index], content, parent, is_salted=is_salted, group=group
+                    )
+        table.num_registered = max(table.num_registered, num_full)
 
-    def block_ids(self, key: Hashable) -> list[int]:
-        """The block table of a request; empty when it holds none."""
-        return [block.block_id for block in self._tables.get(key, ())]
+    def block_ids(self, key: Hashable) -> BlockIds:
+        """The block tables of a request, 0 where a window has passed; without any when it holds none."""
+        table = self._tables.get(key)
+        return _ids(table.rows) if table else NO_BLOCKS
+
+    def num_blocks(self, key: Hashable) -> int:
+        """Blocks that a request holds."""
+        table = self._tables.get(key)
+        return sum(map(len, table.rows)) - sum(table.num_hidden) if table else 0
 
     def free(self, key: Hashable, fence_step: int = 0) -> None:
         """Release a request's blocks; a request without blocks is fine.
 
-        They stay out of the pool until `fence_step`, the newest step that may write them, is processed. In reverse, so
+        They stay out of the pool until `fence_step`, the newest step that may use them, is processed. In reverse, so
         that its tail is evicted first: beginnings are what other requests share.
         """
-        self._num_registered.pop(key, None)
-        blocks = self._tables.pop(key, [])[::-1]
-        if fence_step <= self._processed_step:
-            self.pool.free(blocks)
-        elif blocks:
-            self._fenced.append((fence_step, blocks))
+        table = self._tables.pop(key, None)
+        if table is not None:
+            for row, num_hidden in zip(table.rows, table.num_hidden, strict=True):
+                self._release(row[num_hidden:][::-1], fence_step)
 
     def release_fenced(self, step: int) -> None:
         """Steps up to `step` are processed: what only they could write goes back to the pool, in order of release."""
@@ -148,8 +190,9 @@ class KVCacheManager:
     def check_integrity(self) -> list[str]:
         """Broken invariants of pool and tables in words; empty = sound."""
         users: dict[int, int] = {}
-        for table in (*self._tables.values(), *(blocks for _, blocks in self._fenced)):
-            for block in table:
+        rows = [row for table in self._tables.values() for row in table.rows]
+        for row in (*rows, *(blocks for _, blocks in self._fenced)):
+            for block in row:
                 users[block.block_id] = users.get(block.block_id, 0) + 1
         found = self.pool.check_integrity()
         for block in self.pool.blocks[1:]:
@@ -158,9 +201,63 @@ class KVCacheManager:
                 found.append(f"block {block.block_id}: ref_count {block.ref_count}, but in {num_users} tables")
             if num_users > 1 and block.block_hash is None:
                 found.append(f"block {block.block_id} is shared and not full")
+        for key, table in self._tables.items():
+            found += self._broken_rows(key, table)
         return found
 
+    def _broken_rows(self, key: Hashable, table: _Table) -> list[str]:
+        is_ragged = len({len(row) for row in table.rows}) != 1
+        is_torn = any(
+            (block is self.pool.null_block) != (index < num_hidden)
+            for row, num_hidden in zip(table.rows, table.num_hidden, strict=True)
+            for index, block in enumerate(row)
+        )
+        return [f"{key}: its block tables have holes, or differ in length"] if is_ragged or is_torn else []
 
-def _num_without_user(blocks: Sequence[KVCacheBlock]) -> int:
-    """Cached blocks that a hit takes out of the free list: they are not available to anyone else."""
-    return sum(block.ref_count == 0 for block in blocks)
+    def _hit_rows(self, found: list[dict[int, KVCacheBlock]], length: int) -> Iterable[list[KVCacheBlock]]:
+        """The found blocks of each group that a request needs behind the hit."""
+        null_block = self.pool.null_block
+        for group, blocks in zip(self.layout.groups, found, strict=True):
+            num_hidden = group.num_hidden_tokens(length * self.block_size) // self.block_size
+            yield [null_block] * num_hidden + [blocks[index] for index in range(num_hidden, length)]
+
+    def _start_table(self, key: Hashable, num_tokens: int, hit: PrefixHit) -> BlockIds | None:
+        num_groups, num_hit = len(self.layout.groups), hit.num_tokens // self.block_size
+        num_new = max(0, self.layout.num_blocks_for(num_tokens) - num_hit)
+        if num_new * num_groups > self.pool.num_available - self._num_without_user(hit.rows):
+            return None
+        rows = [list(row) for row in hit.rows] or [[] for _ in range(num_groups)]
+        num_hidden = [sum(block is self.pool.null_block for block in row) for row in rows]
+        for row, num in zip(rows, num_hidden, strict=True):
+            self.pool.touch(row[num:])
+        table = self._tables[key] = _Table(rows, num_hit, num_hidden)
+        self._extend(table, num_new)
+        return _ids(rows)
+
+    def _extend(self, table: _Table, num_new: int) -> BlockIds:
+        added = [self.pool.allocate(num_new) for _ in table.rows]
+        for row, blocks in zip(table.rows, added, strict=True):
+            row.extend(blocks)
+        return _ids(added)
+
+    def _hide(self, table: _Table, index: int, num_hidden: int, fence_step: int) -> None:
+        """Give back what the window of one group has passed; what is in it can be hit until it is handed out again."""
+        row, start = table.rows[index], table.num_hidden[index]
+        hidden = row[start:num_hidden]
+        row[start:num_hidden] = [self.pool.null_block] * len(hidden)
+        table.num_hidden[index] = num_hidden
+        self._release(hidden[::-1], fence_step)
+
+    def _release(self, blocks: list[KVCacheBlock], fence_step: int) -> None:
+        if fence_step <= self._processed_step:
+            self.pool.free(blocks)
+        elif blocks:
+            self._fenced.append((fence_step, blocks))
+
+    def _num_without_user(self, rows: Iterable[list[KVCacheBlock]]) -> int:
+        """Cached blocks that a hit takes out of the free list; the null block always has a user."""
+        return sum(block.ref_count == 0 for row in rows for block in row)
+
+
+def _ids(rows: Iterable[list[KVCacheBlock]]) -> BlockIds:
+    return tuple([block.block_id for block in row] for row in rows)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.structured_output.bitmask import GrammarBitmask
 
@@ -40,9 +41,13 @@ class ModelInfo:
     # Longest context the model was made for.
     max_position_embeddings: int
     num_layers: int
-    # KV bytes of one token over all layers.
+    # KV bytes of one token in the layers of one group, which is what a block holds for each of its tokens.
     kv_bytes_per_token: int
     weight_bytes: int
+    # Layers that share a block table, with one table for each group.
+    kv_cache_groups: tuple[KVCacheGroup, ...] = (KVCacheGroup(),)
+    # False: all tokens of a prompt see each other, so that it must be computed in one step, and no part of it reused.
+    is_causal: bool = True
 
 
 class MemoryPart(enum.Enum):

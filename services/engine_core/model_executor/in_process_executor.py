@@ -183,4 +183,6 @@ def _describe(loaded: LoadedModel, backend: TransformersBackend, runner: ModelRu
         num_layers=len(backend.layer_specs),
         kv_bytes_per_token=runner.kv_bytes_per_token,
         weight_bytes=loaded.weight_bytes,
+        kv_cache_groups=tuple(group.describe() for group in backend.layer_groups),
+        is_causal=backend.is_causal,
     )

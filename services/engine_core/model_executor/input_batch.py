@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine_core.kv_cache.kv_cache_manager import BlockIds
 from engine_core.model_executor.row_table import RowTable
 from engine_core.model_executor.sampler.logprobs import PromptRows, SampledRow
 from engine_core.model_executor.sampler.sampling_batch import (
@@ -33,7 +34,7 @@ _INITIAL_COLUMNS = 256
 class InputBatch:
     """Tokens, block tables, counts and sampling parameters of every request the worker knows."""
 
-    def __init__(self, max_num_seqs: int, block_size: int, vocab_size: int) -> None:
+    def __init__(self, max_num_seqs: int, block_size: int, vocab_size: int, num_groups: int = 1) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._rows: dict[RequestKey, int] = {}
@@ -43,7 +44,8 @@ class InputBatch:
         # Preempted requests keep their row, so there may be more rows than max_num_seqs.
         self._free_rows = list(reversed(range(max_num_seqs)))
         self._tokens = RowTable(max_num_seqs, _INITIAL_COLUMNS)
-        self._blocks = RowTable(max_num_seqs, _INITIAL_COLUMNS // block_size + 1)
+        # One for each group of layers; a row has as many blocks in each.
+        self._blocks = [RowTable(max_num_seqs, _INITIAL_COLUMNS // block_size + 1) for _ in range(num_groups)]
         self._counts = np.zeros(max_num_seqs, dtype=_COUNTS_DTYPE)
         self._sampling = np.zeros(max_num_seqs, dtype=SAMPLING_DTYPE)
 
@@ -73,17 +75,20 @@ class InputBatch:
         seq_lens = computed + query_lens
         token_rows = np.repeat(rows, query_lens)
         positions = np.arange(query_start_loc[-1]) + np.repeat(computed - query_start_loc[:-1], query_lens)
-        block_ids = self._blocks.values[token_rows, positions // self._block_size]
+        columns, offsets = np.divmod(positions, self._block_size)
         num_columns = int(self._counts["blocks"][rows].max(initial=0))
         return StepInputs(
             keys=list(num_scheduled_tokens),
             rows=rows,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            block_tables=self._blocks.values[rows, :num_columns],
+            prompt_lens=self._counts["prompt"][rows],
+            block_tables=tuple(table.values[rows, :num_columns] for table in self._blocks),
             input_ids=self._tokens.values[token_rows, positions],
             positions=positions,
-            slot_mapping=block_ids * self._block_size + positions % self._block_size,
+            slot_mappings=tuple(
+                table.values[token_rows, columns] * self._block_size + offsets for table in self._blocks
+            ),
             sampled=np.flatnonzero(seq_lens == self._counts["known"][rows]),
         )
 
@@ -166,17 +171,19 @@ class InputBatch:
             self._clear_blocks(row)
             self._free_rows.append(row)
 
-    def _append_blocks(self, row: int, block_ids: list[int]) -> None:
+    def _append_blocks(self, row: int, block_ids: BlockIds) -> None:
         if block_ids:
             start = int(self._counts["blocks"][row])
-            end = start + len(block_ids)
-            self._blocks.ensure(0, end)
-            self._blocks.values[row, start:end] = block_ids
+            end = start + len(block_ids[0])
+            for table, group_ids in zip(self._blocks, block_ids, strict=True):
+                table.ensure(0, end)
+                table.values[row, start:end] = group_ids
             self._counts["blocks"][row] = end
 
     def _clear_blocks(self, row: int) -> None:
         """Back to the null block: entries past a sequence's last block are read, and masked."""
-        self._blocks.values[row, : self._counts["blocks"][row]] = 0
+        for table in self._blocks:
+            table.values[row, : self._counts["blocks"][row]] = 0
         self._counts["blocks"][row] = 0
 
     def _take_row(self) -> int:
@@ -184,7 +191,8 @@ class InputBatch:
             num_rows = len(self._counts)
             self._free_rows.extend(reversed(range(num_rows, 2 * num_rows)))
             self._tokens.ensure(2 * num_rows, 0)
-            self._blocks.ensure(2 * num_rows, 0)
+            for table in self._blocks:
+                table.ensure(2 * num_rows, 0)
             self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
             self._sampling = np.concatenate([self._sampling, np.zeros_like(self._sampling)])
         return self._free_rows.pop()

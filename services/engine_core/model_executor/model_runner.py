@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine_core.model_executor.attention.kv_cache import LayerKVCache
-from engine_core.model_executor.attention.metadata import build_attention_metadata
+from engine_core.model_executor.attention.kv_cache import LayerKVCache, LayerSpec
+from engine_core.model_executor.attention.metadata import AttentionMetadata, build_attention_metadata
 from engine_core.model_executor.attention.paged_attention import PagedAttention
 from engine_core.model_executor.input_batch import InputBatch
+from engine_core.model_executor.kv_cache_groups import tensor_specs
 from engine_core.model_executor.model_weights import ModelWeights
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
 from engine_core.model_executor.sampler.logprobs import pack_prompt, pack_sampled, raw_logprobs
@@ -58,13 +59,14 @@ class ModelRunner:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return sum(spec.bytes_per_token(self._dtype) for spec in self._backend.layer_specs.values())
+        return sum(spec.bytes_per_token(self._dtype) for spec in self._tensor_specs())
 
     def initialize_kv_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocate the cache; requests known before are forgotten."""
         self._caches = self._allocate(num_blocks, block_size)
         self._num_blocks, self._block_size = num_blocks, block_size
-        self._requests = InputBatch(self._max_num_seqs, block_size, self._backend.vocab_size)
+        num_groups = len(self._backend.layer_groups)
+        self._requests = InputBatch(self._max_num_seqs, block_size, self._backend.vocab_size, num_groups)
 
     def release_kv_cache(self) -> int:
         """Drop the cache and keep the record of the requests; returns its size in bytes."""
@@ -113,7 +115,7 @@ class ModelRunner:
 
         As large as the largest real step, it shows the peak of memory; small, it warms up.
         """
-        inputs = _dummy_inputs(query_lens, block_size)
+        inputs = _dummy_inputs(query_lens, block_size, len(self._backend.layer_groups))
         caches = self._caches or self._allocate(1, block_size)
         logits = self._forward(inputs, caches, block_size)
         # None where another worker samples.
@@ -159,20 +161,33 @@ class ModelRunner:
         return self._backend.logits(self._on_device(logits_indices))
 
     def _allocate(self, num_blocks: int, block_size: int) -> dict[int, LayerKVCache]:
+        tensors = [
+            LayerKVCache(spec, num_blocks, block_size, self._dtype, self._device) for spec in self._tensor_specs()
+        ]
         return {
-            layer_idx: LayerKVCache(spec, num_blocks, block_size, self._dtype, self._device)
-            for layer_idx, spec in self._backend.layer_specs.items()
+            layer_idx: tensor
+            for group in self._backend.layer_groups
+            # A smaller group leaves the last ones unused.
+            for layer_idx, tensor in zip(group.layers, tensors, strict=False)
         }
 
+    def _tensor_specs(self) -> list[LayerSpec]:
+        return tensor_specs(self._backend.layer_groups, self._backend.layer_specs)
+
     def _forward(self, inputs: StepInputs, caches: dict[int, LayerKVCache], block_size: int) -> torch.Tensor:
-        metadata = build_attention_metadata(
-            query_start_loc=inputs.query_start_loc,
-            seq_lens=inputs.seq_lens,
-            block_tables=inputs.block_tables,
-            slot_mapping=inputs.slot_mapping,
-            block_size=block_size,
-            device=self._device,
-        )
+        metadata: dict[int, AttentionMetadata] = {}
+        tables = zip(self._backend.layer_groups, inputs.block_tables, inputs.slot_mappings, strict=True)
+        for group, block_tables, slot_mapping in tables:
+            of_group = build_attention_metadata(
+                query_start_loc=inputs.query_start_loc,
+                seq_lens=inputs.seq_lens,
+                prompt_lens=inputs.prompt_lens,
+                block_tables=block_tables,
+                slot_mapping=slot_mapping,
+                block_size=block_size,
+                device=self._device,
+            )
+            metadata.update(dict.fromkeys(group.layers, of_group))
         return self._backend.forward(
             self._on_device(inputs.input_ids),
             self._on_device(inputs.positions),
@@ -184,18 +199,20 @@ class ModelRunner:
         return torch.from_numpy(array).to(self._device)
 
 
-def _dummy_inputs(query_lens: list[int], block_size: int) -> StepInputs:
+def _dummy_inputs(query_lens: list[int], block_size: int, num_groups: int) -> StepInputs:
     """Sequences of token 0 without a past, all in the null block."""
     lengths = np.array(query_lens, dtype=np.int64)
     positions = np.concatenate([np.arange(length) for length in query_lens])
+    block_tables = np.zeros((len(query_lens), -(-max(query_lens) // block_size)), dtype=np.int64)
     return StepInputs(
         keys=[("", index) for index in range(len(query_lens))],
         rows=np.arange(len(query_lens)),
         query_start_loc=np.concatenate([[0], np.cumsum(lengths)]),
         seq_lens=lengths,
-        block_tables=np.zeros((len(query_lens), -(-max(query_lens) // block_size)), dtype=np.int64),
+        prompt_lens=lengths,
+        block_tables=(block_tables,) * num_groups,
         input_ids=np.zeros(len(positions), dtype=np.int64),
         positions=positions,
-        slot_mapping=positions % block_size,
+        slot_mappings=(positions % block_size,) * num_groups,
         sampled=np.arange(len(query_lens)),
     )

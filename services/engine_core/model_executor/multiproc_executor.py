@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from engine_core.config import EngineSettings
+from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
 from engine_core.model_executor.executor import (
     HEALTH_TIMEOUT_S,
     FailureCallback,
@@ -128,9 +129,13 @@ class MultiprocExecutor:
 
     def _join(self, parts: list[ModelInfo]) -> ModelInfo:
         """The whole model from what the workers say of their parts."""
+        num_layers = sum(part.num_layers for part in parts) // self._settings.tensor_parallel_size
+        groups = parts[self._leader].kv_cache_groups
         return dataclasses.replace(
             parts[self._leader],
-            num_layers=sum(part.num_layers for part in parts) // self._settings.tensor_parallel_size,
+            num_layers=num_layers,
+            # Each stage of a pipeline has its part of one group.
+            kv_cache_groups=groups if self._settings.pipeline_parallel_size == 1 else (KVCacheGroup(num_layers),),
             kv_bytes_per_token=sum(part.kv_bytes_per_token for part in parts),
             weight_bytes=sum(part.weight_bytes for part in parts),
         )

@@ -23,12 +23,15 @@ class StepInputs:
     query_start_loc: np.ndarray
     # Computed tokens of each sequence after this step, [B].
     seq_lens: np.ndarray
-    # [B, N], 0 past a sequence's last block.
-    block_tables: np.ndarray
+    # Prompt tokens of each sequence, [B].
+    prompt_lens: np.ndarray
+    # For each group of layers: [B, N], 0 past a sequence's last block.
+    block_tables: tuple[np.ndarray, ...]
     # [T] each
     input_ids: np.ndarray
     positions: np.ndarray
-    slot_mapping: np.ndarray
+    # For each group of layers: [T]
+    slot_mappings: tuple[np.ndarray, ...]
     # Sequences whose known tokens are all computed by this step, as indices into B, [S].
     sampled: np.ndarray
 

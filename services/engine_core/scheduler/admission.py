@@ -19,7 +19,7 @@ def admission_error(
 ) -> RequestError | None:
     """Why the request is refused, or None. What is queued fits the whole cache, so that it can always progress."""
     if not kv_cache_manager.can_ever_fit(request.max_num_tokens):
-        capacity = kv_cache_manager.pool.num_total * kv_cache_manager.block_size
+        capacity = kv_cache_manager.layout.longest_that_fits(kv_cache_manager.pool.num_total, request.max_num_tokens)
         return RequestError(
             "KV_CAPACITY",
             f"prompt and max_tokens need {request.max_num_tokens} tokens of KV cache; it holds {capacity}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from engine_core.kv_cache.kv_cache_manager import BlockIds
 from engine_core.scheduler.request import (
     NO_LOGPROBS,
     EventType,
@@ -55,14 +56,14 @@ class NewRequestData:
     # Ids masked while fewer than min_tokens tokens were generated: stop ids and eos ids.
     min_tokens: int
     min_tokens_masked_ids: tuple[int, ...]
-    # The request's block table, in order of position.
-    block_ids: list[int]
+    # The request's block tables, one for each group of layers, in order of position; 0 where nobody looks any more.
+    block_ids: BlockIds
     # Tokens whose KV is in those blocks already (prefix hit).
     num_computed_tokens: int
     logprobs: LogprobsParams = NO_LOGPROBS
 
     @classmethod
-    def of(cls, request: Request, block_ids: list[int]) -> NewRequestData:
+    def of(cls, request: Request, block_ids: BlockIds) -> NewRequestData:
         """The request as it is now; `block_ids` hold its first `num_computed_tokens` tokens already."""
         return cls(
             key=request.key,
@@ -79,10 +80,11 @@ class NewRequestData:
 
 @dataclass(frozen=True, slots=True)
 class CachedRequestData:
-    """What changed for a request the workers know. `is_resumed`: `new_block_ids` replace the block table."""
+    """What changed for a request the workers know. `is_resumed`: `new_block_ids` replace the block tables."""
 
     key: RequestKey
-    new_block_ids: list[int]
+    # As many for each group of layers; without any group when there are none.
+    new_block_ids: BlockIds
     num_computed_tokens: int
     is_resumed: bool = False
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine_core.kv_cache.block import KVCacheBlock
 from engine_core.kv_cache.block_hash import BlockHasher
-from engine_core.kv_cache.kv_cache_manager import KVCacheManager
+from engine_core.kv_cache.kv_cache_manager import BlockIds, KVCacheManager
+from engine_core.kv_cache.prefix_lookup import NO_HIT, PrefixHit
 from engine_core.scheduler.request import Request
 
 
@@ -21,16 +21,25 @@ class RequestBlocks:
         if self._manager.pool.enable_caching:
             self._block_hasher.extend(request.block_hashes, request.num_tokens, request.token_ids, request.cache_salt)
 
-    def computed(self, request: Request) -> list[KVCacheBlock]:
-        """Cached blocks that a request without blocks can start from."""
+    def computed(self, request: Request) -> PrefixHit:
+        """What a request without blocks can start from."""
         if request.bypass_prefix_cache or request.needs_whole_prompt:
-            return []
+            return NO_HIT
         return self._manager.get_computed_blocks(request.block_hashes, request.token_ids, request.num_tokens)
 
-    def fits_now(self, request: Request, computed_blocks: list[KVCacheBlock], *, next_to_others: bool) -> bool:
+    def fits_now(self, request: Request, hit: PrefixHit, *, next_to_others: bool) -> bool:
         """The whole known sequence fits the free blocks, not only its first chunk: else chunks would thrash."""
         num_reserved = self._num_watermark_blocks if next_to_others else 0
-        return self._manager.can_allocate(request.num_tokens, computed_blocks, num_reserved=num_reserved)
+        return self._manager.can_allocate(request.num_tokens, hit, num_reserved=num_reserved)
+
+    def extend(self, request: Request, num_tokens: int) -> BlockIds | None:
+        """Room for the first `num_tokens` tokens of a running request; None = there is not enough."""
+        return self._manager.allocate_slots(
+            request.key,
+            num_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            fence_step=request.last_step,
+        )
 
     def register(self, request: Request) -> None:
         """Other requests may hit the blocks that the request's computed and known tokens fill."""
@@ -39,5 +48,5 @@ class RequestBlocks:
         )
 
     def free(self, request: Request) -> None:
-        """Give all blocks back, as soon as no step in flight writes them any more."""
+        """Give all blocks back, as soon as no step in flight uses them any more."""
         self._manager.free(request.key, fence_step=request.last_step)

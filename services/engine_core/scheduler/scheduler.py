@@ -10,9 +10,9 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 
-from engine_core.kv_cache.block import KVCacheBlock
 from engine_core.kv_cache.block_hash import BlockHasher
-from engine_core.kv_cache.kv_cache_manager import KVCacheManager
+from engine_core.kv_cache.kv_cache_manager import BlockIds, KVCacheManager
+from engine_core.kv_cache.prefix_lookup import PrefixHit
 from engine_core.scheduler.admission import admission_error
 from engine_core.scheduler.counters import SchedulerCounters
 from engine_core.scheduler.deadlines import Deadlines
@@ -155,14 +155,14 @@ class Scheduler:
             plan.add_cached(CachedRequestData(request.key, block_ids, request.num_computed_tokens), num_new_tokens)
             self._mark_computed(request, num_new_tokens, plan)
 
-    def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan, now: float) -> list[int] | None:
+    def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan, now: float) -> BlockIds | None:
         """Blocks for `num_tokens`, preempting from the back of `running`; None ends the planning of running requests.
 
         That is when the request itself had to go, or when steps in flight still use what would have to be taken:
         a later step gets it, and a victim behind this request is in no step planned until then.
         """
         while True:
-            block_ids = self.kv_cache_manager.allocate_slots(request.key, num_tokens)
+            block_ids = self._blocks.extend(request, num_tokens)
             if block_ids is not None:
                 return block_ids
             plan.is_short_of_blocks = True
@@ -202,26 +202,23 @@ class Scheduler:
             if request.grammar is not None and not request.grammar.is_ready:
                 self._set_aside(request)
                 continue
-            computed_blocks = self._blocks.computed(request)
-            num_computed_tokens = len(computed_blocks) * self.kv_cache_manager.block_size
-            num_new_tokens = self._num_new_tokens(request, num_computed_tokens, plan)
-            is_whole = num_computed_tokens + num_new_tokens == request.num_tokens
+            hit = self._blocks.computed(request)
+            num_new_tokens = self._num_new_tokens(request, hit.num_tokens, plan)
+            is_whole = hit.num_tokens + num_new_tokens == request.num_tokens
             is_allowed = is_whole or self.config.allows_partial_prefill(plan.num_partial_prefills)
             # Head of line: whoever does not fit ends admission, so that long prompts are not overtaken for ever.
-            if not (is_allowed and self._blocks.fits_now(request, computed_blocks, next_to_others=bool(self.running))):
+            if not (is_allowed and self._blocks.fits_now(request, hit, next_to_others=bool(self.running))):
                 return
-            self._admit(request, computed_blocks, num_new_tokens, plan, now)
+            self._admit(request, hit, num_new_tokens, plan, now)
 
     def _set_aside(self, request: Request) -> None:
         self.waiting.remove(request)
         request.set_status(RequestStatus.WAITING_FOR_GRAMMAR)
         self.skipped_waiting.append(request)
 
-    def _admit(
-        self, request: Request, computed_blocks: list[KVCacheBlock], num_new_tokens: int, plan: StepPlan, now: float
-    ) -> None:
-        num_computed_tokens = len(computed_blocks) * self.kv_cache_manager.block_size
-        self.kv_cache_manager.allocate_slots(request.key, num_computed_tokens + num_new_tokens, computed_blocks)
+    def _admit(self, request: Request, hit: PrefixHit, num_new_tokens: int, plan: StepPlan, now: float) -> None:
+        num_computed_tokens = hit.num_tokens
+        self.kv_cache_manager.allocate_slots(request.key, num_computed_tokens + num_new_tokens, hit)
         block_ids = self.kv_cache_manager.block_ids(request.key)
         self.waiting.take(request)
         insort(self.running, request, key=self.config.scheduling_policy.order)

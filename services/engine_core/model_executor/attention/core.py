@@ -24,6 +24,8 @@ class AttentionOptions:
     softcap: float | None = None
     # [H]; one extra logit for each head that takes part in the softmax and carries no value.
     sinks: torch.Tensor | None = None
+    # False: besides, all tokens of a prompt see each other.
+    is_causal: bool = True
 
 
 def attend(

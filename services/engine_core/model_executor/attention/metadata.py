@@ -1,4 +1,4 @@
-"""What attention must know about one step's flattened batch. Built once a step, shared by all layers.
+"""What attention must know about one step's flattened batch. Built once a step for each group of layers.
 
 Owner: the busy-loop thread. Values only; never reads or writes the cache.
 """
@@ -40,8 +40,10 @@ class PrefillRow:
     seq_len: int
     # [ceil(seq_len / block_size)]
     block_table: torch.Tensor
-    # As in DecodeGroup, [1, 1, end - start, seq_len] each.
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    # Those of the prompt see each other in a layer that is not causal.
+    prompt_len: int
+    # By sliding window, as in DecodeGroup, and by whether the layer is causal; [1, 1, end - start, seq_len] each.
+    masks: dict[tuple[int | None, bool], torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ def build_attention_metadata(
     *,
     query_start_loc: np.ndarray,
     seq_lens: np.ndarray,
+    prompt_lens: np.ndarray,
     block_tables: np.ndarray,
     slot_mapping: np.ndarray,
     block_size: int,
@@ -66,7 +69,7 @@ def build_attention_metadata(
     """Partition a batch of B sequences into decode groups and prefill rows.
 
     query_start_loc [B + 1] = first token of each sequence in the flattened batch; seq_lens [B] = known tokens after
-    this step; block_tables [B, N] padded with 0; slot_mapping [T].
+    this step; block_tables [B, N] padded with 0; slot_mapping [T]; prompt_lens [B].
     """
     query_lens = np.diff(query_start_loc)
     groups = [
@@ -83,6 +86,7 @@ def build_attention_metadata(
             end=int(query_start_loc[row + 1]),
             seq_len=int(seq_lens[row]),
             block_table=torch.from_numpy(block_tables[row, : -(-int(seq_lens[row]) // block_size)]).to(device),
+            prompt_len=int(prompt_lens[row]),
         )
         for row in np.flatnonzero(query_lens > 1)
     ]

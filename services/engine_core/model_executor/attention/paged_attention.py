@@ -17,21 +17,21 @@ from engine_core.model_executor.attention.metadata import AttentionMetadata, Dec
 
 @dataclass(slots=True)
 class PagedAttention:
-    """The attention context of one step: one cache for each layer, one metadata for all."""
+    """The attention context of one step, by index of the layer. Layers of one group share their metadata."""
 
     caches: Mapping[int, LayerKVCache]
-    metadata: AttentionMetadata
+    metadata: Mapping[int, AttentionMetadata]
 
     def attend(
         self, layer_idx: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        cache = self.caches[layer_idx]
+        cache, metadata = self.caches[layer_idx], self.metadata[layer_idx]
         # First the write: a chunk's own tokens are among the keys it reads.
-        cache.write(key, value, self.metadata.slot_mapping)
+        cache.write(key, value, metadata.slot_mapping)
         output = query.new_empty(*query.shape[:2], value.shape[2])
-        for group in self.metadata.decode_groups:
+        for group in metadata.decode_groups:
             output[group.token_indices] = _decode(query[group.token_indices], cache, group, options)
-        for row in self.metadata.prefill_rows:
+        for row in metadata.prefill_rows:
             tokens = slice(row.start, row.end)
             output[tokens] = _prefill(query[tokens], key[tokens], value[tokens], cache, row, options)
         return output
@@ -62,14 +62,20 @@ def _prefill(
     if not is_whole:
         key, value = (gathered[: row.seq_len] for gathered in cache.gather(row.block_table))
     mask = None
-    if not is_whole or (options.sliding_window is not None and options.sliding_window < row.seq_len):
-        mask = _prefill_mask(row, query.device, options.sliding_window)
+    has_window = options.sliding_window is not None and options.sliding_window < row.seq_len
+    if not is_whole or has_window or not options.is_causal:
+        mask = _prefill_mask(row, query.device, options)
     return attend(heads_first(query), heads_first(key), heads_first(value), mask, options)[0].transpose(0, 1)
 
 
-def _prefill_mask(row: PrefillRow, device: torch.device, sliding_window: int | None) -> torch.Tensor:
-    mask = row.masks.get(sliding_window)
+def _prefill_mask(row: PrefillRow, device: torch.device, options: AttentionOptions) -> torch.Tensor:
+    key = options.sliding_window, options.is_causal
+    mask = row.masks.get(key)
     if mask is None:
         positions = torch.arange(row.seq_len - (row.end - row.start), row.seq_len, device=device)
-        mask = row.masks[sliding_window] = visible_keys(positions, row.seq_len, sliding_window)[None, None]
+        visible = visible_keys(positions, row.seq_len, options.sliding_window)
+        if not options.is_causal:
+            # Its prompt is computed in one step, so that later tokens are in this row only after a preemption.
+            visible[:, : row.prompt_len] = True
+        mask = row.masks[key] = visible[None, None]
     return mask

@@ -48,8 +48,6 @@ def paged_attention(
         raise UnsupportedAttentionError("the model does not hand attention_context down to its layers")
     if attention_mask is not None or position_bias is not None:
         raise UnsupportedAttentionError("the model brings its own attention mask or position bias")
-    if not (is_causal if is_causal is not None else getattr(module, "is_causal", True)):
-        raise UnsupportedAttentionError("a layer is not causal")
     layer_idx = getattr(module, "layer_idx", None)
     if layer_idx is None:
         raise UnsupportedAttentionError("an attention layer does not know its index")
@@ -58,6 +56,7 @@ def paged_attention(
         sliding_window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
+        is_causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal),
     )
     output = attention_context.attend(
         int(layer_idx), _tokens_first(query), _tokens_first(key), _tokens_first(value), options

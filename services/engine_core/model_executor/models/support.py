@@ -1,4 +1,4 @@
-"""Which models stepwire runs: decoder-only, causal, and with ordinary attention in every layer.
+"""Which models stepwire runs: decoder-only, with ordinary attention in every layer.
 
 Owner: the thread that starts the engine. A model that is not refused here and not by the probe computes what
 transformers computes; better to refuse one that would work than to serve one that answers wrongly.
@@ -39,6 +39,16 @@ def require_probed(model: str, config: Any, probe: LayerProbe, layers: range) ->
                 f"--model {model}: architecture {config.model_type} is not supported: layer {layer_idx} does not "
                 f"hand its sliding window to attention"
             )
+        if options.is_causal != is_causal(config):
+            raise StartupError(
+                f"--model {model}: architecture {config.model_type} is not supported: layer {layer_idx} is "
+                f"{'' if options.is_causal else 'not '}causal, and its config says otherwise"
+            )
+
+
+def is_causal(config: Any) -> bool:
+    """Whether no token sees a later one; if not, all tokens of a prompt see each other."""
+    return bool(getattr(config, "is_causal", True))
 
 
 def context_limit(config: Any) -> int:
@@ -63,8 +73,10 @@ def _reason_against(config: Any) -> str:
         return "it has state other than attention's"
     if not model_class._supports_attention_backend:
         return "its attention can not be replaced"
-    if not getattr(text_config, "is_causal", True) or getattr(text_config, "use_bidirectional_attention", False):
-        return "it is not causal"
+    if getattr(text_config, "use_bidirectional_attention", False):
+        return "its attention is not causal"
+    if not is_causal(text_config) and any(_is_sliding(text_config, i) for i in range(text_config.num_hidden_layers)):
+        return "it is not causal and has a sliding window"
     if getattr(text_config, "max_position_embeddings", None) is None:
         return "it names no longest context"
     others = set(getattr(text_config, "layer_types", None) or ()) - _LAYER_TYPES

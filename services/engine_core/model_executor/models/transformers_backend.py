@@ -12,25 +12,34 @@ import torch
 from engine_core.model_executor.attention.context import AttentionContext
 from engine_core.model_executor.attention.kv_cache import LayerSpec
 from engine_core.model_executor.attention.layer_probe import LayerProbe
+from engine_core.model_executor.kv_cache_groups import LayerGroup, group_layers
 from engine_core.model_executor.loader import LoadedModel
 from engine_core.model_executor.model_weights import ModelWeights
 from engine_core.model_executor.models.hidden_states import HiddenStates
-from engine_core.model_executor.models.support import require_probed
+from engine_core.model_executor.models.support import context_limit, is_causal, require_probed
 from engine_core.model_executor.startup_error import StartupError
 
 
 class TransformersBackend:
-    """A loaded model behind one call. `layer_specs` and `vocab_size` are found by running it once."""
+    """A loaded model behind one call. What it says of its layers and of its vocabulary is found by running it once."""
 
     def __init__(self, model: str, loaded: LoadedModel) -> None:
         self._module = loaded.module
         self._device = loaded.device
         self.weights = ModelWeights(loaded)
         self._hidden_states = HiddenStates(loaded.module)
+        self.is_causal = is_causal(loaded.config)
         probe = LayerProbe()
         self.vocab_size = self._probe(model, loaded, probe)
         require_probed(model, loaded.config, probe, loaded.layers)
         self.layer_specs: dict[int, LayerSpec] = dict(sorted(probe.specs.items()))
+        windows = {layer_idx: options.sliding_window for layer_idx, options in probe.options.items()}
+        if len(loaded.layers) < loaded.config.num_hidden_layers:
+            # All stages of a pipeline follow the same block tables, and none knows the layers of the others.
+            windows = dict.fromkeys(windows)
+        self.layer_groups: tuple[LayerGroup, ...] = group_layers(
+            self.layer_specs, windows, context_limit(loaded.config)
+        )
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor, context: AttentionContext
