@@ -64,6 +64,9 @@ class EngineSettings(Settings):
     num_blocks: int = Field(0, ge=0, description="Force this many KV blocks (tests); 0 = as many as fit.")
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of the GPU for weights and KV cache.")
     async_scheduling: bool = Field(True, description="Plan the next step while one runs; off = one after the other.")
+    reserve_full_prompt: bool = Field(
+        True, description="Admit a prompt only when all of it fits the free blocks, not only its first chunk."
+    )
     watermark: float = Field(0.0, ge=0, lt=1, description="Share of blocks kept free when admitting next to others.")
     max_logprobs: int = Field(
         20,

@@ -49,6 +49,7 @@ class ResolvedConfig:
     enable_prefix_caching: bool
     verify_prefix_hits: bool
     watermark: float
+    reserve_full_prompt: bool
     max_num_partial_prefills: int
     scheduling_policy: SchedulingPolicy
     client_classes: ClientClasses
@@ -75,6 +76,7 @@ class ResolvedConfig:
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             enable_chunked_prefill=self.enable_chunked_prefill,
             watermark=self.watermark,
+            reserve_full_prompt=self.reserve_full_prompt,
             max_num_partial_prefills=self.max_num_partial_prefills,
             scheduling_policy=self.scheduling_policy,
             client_classes=self.client_classes,
@@ -117,6 +119,7 @@ def resolve_config(
         enable_prefix_caching=settings.enable_prefix_caching and model_info.is_causal,
         verify_prefix_hits=settings.verify_prefix_hits,
         watermark=settings.watermark,
+        reserve_full_prompt=settings.reserve_full_prompt,
         max_num_partial_prefills=settings.max_num_partial_prefills,
         scheduling_policy=SchedulingPolicy(settings.scheduling_policy),
         client_classes=settings.client_classes,

@@ -82,6 +82,7 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
         "max_num_batched_tokens": draw(st.integers(smallest_budget, smallest_budget + 10)),
         "enable_chunked_prefill": is_chunked,
         "long_prefill_token_threshold": draw(st.integers(0, 4)) if is_chunked else 0,
+        "reserve_full_prompt": draw(st.sampled_from([True, True, True, False])),
         "watermark": draw(st.sampled_from([0.0, 0.0, 0.3])),
         "max_model_len": MAX_MODEL_LEN,
         "max_queued_requests": draw(st.sampled_from([3, 50, 50, 50])),

@@ -245,3 +245,15 @@ def test_tokens_do_not_depend_on_the_size_of_the_cache(num_blocks: int, enable_c
     for handle in range(6):
         engine.add(make_request(handle, [*range(5), *range(90 * handle, 90 * handle + 3)], max_tokens=10))
     assert engine.run() == {handle: list(range(100, 110)) for handle in range(6)}
+
+
+@pytest.mark.parametrize("reserve_full_prompt", [True, False])
+def test_a_prompt_is_admitted_when_all_of_it_fits_or_its_first_chunk(reserve_full_prompt: bool) -> None:
+    scheduler = make_scheduler(
+        num_blocks=6, block_size=4, max_num_batched_tokens=8, reserve_full_prompt=reserve_full_prompt
+    )
+    scheduler.add_request(make_request(1, 4), 0.0)
+    # It needs all five blocks, and beside the first request four are free.
+    assert scheduler.add_request(make_request(2, 19, max_tokens=1), 0.0).finish is None
+    planned = scheduler.schedule(0.0).num_scheduled_tokens
+    assert planned == ({request_key(1): 4} if reserve_full_prompt else {request_key(1): 4, request_key(2): 4})

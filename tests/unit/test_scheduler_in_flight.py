@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.output import ModelRunnerOutput
+from engine_core.scheduler.request import Request, RequestStatus
 from fakes.flying_scheduler import FlyingScheduler
-from fakes.request_factory import make_request, request_key
+from fakes.request_factory import make_request, make_scheduler, request_key
 
 
 @pytest.mark.regression(8)
@@ -125,3 +126,17 @@ def test_an_end_in_flight_takes_its_placeholders_along() -> None:
         engine.fly(2)
     assert engine.tokens == {2: [100, 101, 102]}
     assert engine.worker.finished_keys == [request_key(1), request_key(2)]
+
+
+def test_a_handle_that_comes_again_does_not_get_its_predecessors_token() -> None:
+    """The contract forbids it; a frontend that does it all the same must harm nobody else."""
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request(1, 4), 0.0)
+    old = scheduler.schedule(0.0)
+    scheduler.finish_requests([request_key(1)], RequestStatus.FINISHED_ABORTED)
+    scheduler.add_request(make_request(1, 4), 0.0)
+    new = scheduler.schedule(0.0)
+    assert scheduler.update_from_output(old, ModelRunnerOutput([request_key(1)], [[77]]), 0.0) == []
+    [output] = scheduler.update_from_output(new, ModelRunnerOutput([request_key(1)], [[78]]), 0.0)
+    assert output.new_token_ids == [78]
+    assert scheduler.check_integrity() == []

@@ -148,7 +148,8 @@ class Request:
     num_computed_tokens: int = 0
     # Output tokens that steps in flight will bring: planned with, but not known yet.
     num_in_flight_tokens: int = 0
-    # The newest step that computes for this request.
+    # The oldest and the newest step that computes for this request; 0 = none does.
+    first_step: int = 0
     last_step: int = 0
     num_preemptions: int = 0
     # Hashes of the full blocks of the known tokens; a prefix is computed by the input thread.
@@ -174,6 +175,10 @@ class Request:
     def num_tokens(self) -> int:
         """Known tokens: prompt and output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def was_in(self, step: int) -> bool:
+        """Whether a step that computes for this key can have been planned for this request."""
+        return 0 < self.first_step <= step
 
     @property
     def num_tokens_in_sight(self) -> int:

@@ -6,15 +6,17 @@ from engine_core.kv_cache.block_hash import BlockHasher
 from engine_core.kv_cache.kv_cache_manager import BlockIds, KVCacheManager
 from engine_core.kv_cache.prefix_lookup import NO_HIT, PrefixHit
 from engine_core.scheduler.request import Request
+from engine_core.scheduler.scheduler_config import SchedulerConfig
 
 
 class RequestBlocks:
-    """Asks the KV cache on behalf of a request. `watermark`: the share of blocks an admission leaves to others."""
+    """Asks the KV cache on behalf of a request."""
 
-    def __init__(self, kv_cache_manager: KVCacheManager, block_hasher: BlockHasher, watermark: float) -> None:
+    def __init__(self, kv_cache_manager: KVCacheManager, block_hasher: BlockHasher, config: SchedulerConfig) -> None:
         self._manager = kv_cache_manager
         self._block_hasher = block_hasher
-        self._num_watermark_blocks = int(watermark * kv_cache_manager.pool.num_total)
+        self._reserve_full_prompt = config.reserve_full_prompt
+        self._num_watermark_blocks = int(config.watermark * kv_cache_manager.pool.num_total)
 
     def extend_hashes(self, request: Request) -> None:
         """Hash the blocks that the request's known tokens have filled."""
@@ -27,10 +29,14 @@ class RequestBlocks:
             return NO_HIT
         return self._manager.get_computed_blocks(request.block_hashes, request.token_ids, request.num_tokens)
 
-    def fits_now(self, request: Request, hit: PrefixHit, *, next_to_others: bool) -> bool:
-        """The whole known sequence fits the free blocks, not only its first chunk: else chunks would thrash."""
+    def fits_now(self, request: Request, hit: PrefixHit, num_new_tokens: int, *, next_to_others: bool) -> bool:
+        """The whole known sequence fits the free blocks, or only its first chunk where that is asked for.
+
+        Admitted by their first chunks alone, long prompts may preempt each other again and again.
+        """
+        num_tokens = request.num_tokens if self._reserve_full_prompt else hit.num_tokens + num_new_tokens
         num_reserved = self._num_watermark_blocks if next_to_others else 0
-        return self._manager.can_allocate(request.num_tokens, hit, num_reserved=num_reserved)
+        return self._manager.can_allocate(num_tokens, hit, num_reserved=num_reserved)
 
     def extend(self, request: Request, num_tokens: int) -> BlockIds | None:
         """Room for the first `num_tokens` tokens of a running request; None = there is not enough."""

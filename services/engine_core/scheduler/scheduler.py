@@ -56,7 +56,7 @@ class Scheduler:
         # In the order of the policy: the last one is preempted first.
         self.running: list[Request] = []
         self.pause_state = PauseState.NONE
-        self._blocks = RequestBlocks(kv_cache_manager, block_hasher, config.watermark)
+        self._blocks = RequestBlocks(kv_cache_manager, block_hasher, config)
         # Ended requests the workers still hold state for; emptied by the next schedule().
         self._finished_keys: list[RequestKey] = []
         # Ends by deadline; emptied by take_expired_outputs().
@@ -206,8 +206,9 @@ class Scheduler:
             num_new_tokens = self._num_new_tokens(request, hit.num_tokens, plan)
             is_whole = hit.num_tokens + num_new_tokens == request.num_tokens
             is_allowed = is_whole or self.config.allows_partial_prefill(plan.num_partial_prefills)
+            fits = self._blocks.fits_now(request, hit, num_new_tokens, next_to_others=bool(self.running))
             # Head of line: whoever does not fit ends admission, so that long prompts are not overtaken for ever.
-            if not (is_allowed and self._blocks.fits_now(request, hit, next_to_others=bool(self.running))):
+            if not (is_allowed and fits):
                 return
             self._admit(request, hit, num_new_tokens, plan, now)
 
@@ -250,7 +251,7 @@ class Scheduler:
     def _mark_computed(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
         """The step just planned computes these tokens. Later steps, and hits on full blocks, build on it."""
         request.num_computed_tokens += num_new_tokens
-        request.last_step = plan.step
+        request.first_step, request.last_step = request.first_step or plan.step, plan.step
         plan.num_partial_prefills += request.num_computed_tokens < request.num_tokens
         if request.num_computed_tokens == request.num_tokens_in_sight:
             request.num_in_flight_tokens += 1
@@ -281,7 +282,8 @@ class Scheduler:
         outputs: list[EngineCoreOutput] = []
         for key, token_ids in zip(runner_output.keys, runner_output.sampled_token_ids, strict=True):
             request = self.requests.get(key)
-            if request is None:
+            # The latter: a broken frontend used the handle again, and this is the result of its predecessor.
+            if request is None or not request.was_in(scheduler_output.step):
                 continue
             prompt_rows = new_prompt_rows(request, runner_output.prompt_logprobs.get(key))
             # A partial prefill samples nothing, and has no news but those of its prompt.

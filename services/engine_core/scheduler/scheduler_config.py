@@ -20,6 +20,8 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     enable_chunked_prefill: bool = True
     watermark: float = 0.0
+    # Admit a request only when all of its known tokens fit, not only its first chunk.
+    reserve_full_prompt: bool = True
     # Most prompts that are computed in part at the end of a step; 0 = no limit.
     max_num_partial_prefills: int = 0
     scheduling_policy: SchedulingPolicy = SchedulingPolicy.FCFS
