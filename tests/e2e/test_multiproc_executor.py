@@ -182,9 +182,14 @@ def test_a_killed_worker_is_reported_by_name_and_fails_the_step_that_waits(runni
 
 def test_a_worker_killed_while_nothing_runs_is_reported_too(running):
     victim = running.workers[0]
+    pipes = [worker.connection for worker in running.executor._pool._workers]
     victim.kill()
     assert running.has_failed.wait(TIMEOUT_S)
     assert str(running.failures[0]) == f"worker 0 (pid {victim.pid}) was ended by SIGKILL"
+    # The loop may be writing to any of them until it shuts the executor down itself.
+    assert not any(pipe.closed for pipe in pipes)
+    running.executor.shutdown()
+    assert all(pipe.closed for pipe in pipes)
 
 
 def test_an_exception_in_a_worker_arrives_with_its_class_and_message(running):
