@@ -28,7 +28,7 @@ from engine_core.model_executor.startup_error import StartupError
 from engine_core.scheduler.output import NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import SamplingParams
 from fakes.tiny_models import save_shardable_model
-from stepwire.errors import StepwireError
+from stepwire.errors import InvariantViolation
 
 pytestmark = pytest.mark.slow
 
@@ -147,8 +147,9 @@ def test_operations_reach_every_worker(running, model_dir, tmp_path):
     assert [Path(file).name.split("-")[:2] for file in files] == [["mine", "rank0"], ["mine", "rank1"]]
     for file in files:
         assert json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]
+    assert (executor.can_change_weights, alone.can_change_weights) == (False, True)
     for change in (executor.weight_shapes, executor.discard_weights, lambda: executor.load_weights(model_dir)):
-        with pytest.raises(StepwireError, match="several workers can not change its weights"):
+        with pytest.raises(InvariantViolation, match="can_change_weights"):
             change()
     # A failure is the answer of its call, and the executor lives.
     with pytest.raises(WorkerError, match=r"worker [01]: a profile was stopped that had not been started"):
