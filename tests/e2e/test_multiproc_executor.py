@@ -7,14 +7,19 @@ import json
 import os
 import pickle
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+import engine_core.__main__ as engine_main
 import engine_core.model_executor.multiproc_executor as module_under_test
 from core_driver import CoreDriver
 from engine_core.config import EngineSettings
@@ -241,3 +246,31 @@ def test_the_end_of_the_engine_ends_a_worker_that_is_still_starting(model_dir, t
             assert not worker.wait(0.05)
     worker.connection.close()
     assert worker.wait(TIMEOUT_S)
+
+
+def test_a_worker_whose_engine_has_ended_before_it_could_be_tied_to_it_ends_too():
+    # The pipe stays open: it is not the end of that which ends the worker.
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "engine_core.model_executor.parallel.worker"]
+        command += [str(theirs.fileno()), str(os.getpid() + 1)]
+        assert subprocess.run(command, pass_fds=(theirs.fileno(),), timeout=TIMEOUT_S, check=False).returncode == 1
+
+
+def test_workers_outlive_a_thread_that_has_started_them_for_another(model_dir):
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(Running, model_dir).result()
+    try:
+        assert len(running.step({A: 3}, new=[new([5, 6, 7])])[0]) == 1
+    finally:
+        running.executor.shutdown()
+
+
+def test_a_start_that_fails_after_the_workers_have_loaded_leaves_none(model_dir, monkeypatch):
+    def interrupt(_: Path) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine_main, "content_version", interrupt)
+    settings = settings_of(2).model_copy(update={"model": str(model_dir)})
+    with pytest.raises(KeyboardInterrupt):
+        engine_main.load_model(settings, lambda _: None, lambda _: None)
