@@ -31,11 +31,15 @@ def load_model(settings: EngineSettings, failure_callback: FailureCallback, prog
     model = resolve_model(settings, progress)
     archive = tokenizer_archive.build(model.path)
     executor = _executor(settings, model.path, failure_callback, progress)
-    # After the loader, which has checked the files.
-    weight_version = content_version(model.path)
-    sha256 = tokenizer_archive.sha256(archive)
-    served_model = ServedModel(model.name, model.revision, sha256, weight_version, model.path)
-    return LoadedModel(executor, served_model, archive, _vocabulary(model.path, executor.model_info.vocab_size))
+    try:
+        # After the loader, which has checked the files.
+        weight_version = content_version(model.path)
+        sha256 = tokenizer_archive.sha256(archive)
+        served_model = ServedModel(model.name, model.revision, sha256, weight_version, model.path)
+        return LoadedModel(executor, served_model, archive, _vocabulary(model.path, executor.model_info.vocab_size))
+    except BaseException:
+        executor.shutdown()
+        raise
 
 
 def _executor(

@@ -41,6 +41,8 @@ class SleepControl:
         self._weights.require_no_update()
         if self._level is not None and self._level is not level:
             raise StepwireError(f"a sleep with level {self._level.name} holds: wake up first", reason="ENGINE_SLEEPING")
+        if level is SleepLevel.DISCARD_ALL:
+            self._weights.require_changeable()
         self._pause.pause(pause_mode)
         self._level = level
         if self._asleep:

@@ -55,6 +55,7 @@ class WeightControl:
 
     def reload(self, path: str) -> ReloadWeightsResult:
         """All weights from disk, under a version that names their content."""
+        self.require_changeable()
         self._require_paused()
         self.require_no_update()
         directory = self._trusted(path) if path else self._core.config.served_model.directory
@@ -64,6 +65,7 @@ class WeightControl:
 
     def start_update(self, version: str) -> StartWeightUpdateResult:
         """The id is the version, so that one call can go on to several engines."""
+        self.require_changeable()
         self._require_paused()
         self.require_no_update()
         if not _VERSION.fullmatch(version):
@@ -106,6 +108,12 @@ class WeightControl:
     def restore_discarded(self) -> None:
         """Load them again from where the last whole ones came. Raises, and then they are still away."""
         self._load(self._directory)
+
+    def require_changeable(self) -> None:
+        """For everything that changes or drops the weights, before anything is done for it."""
+        if not self._core.executor.can_change_weights:
+            text = "an engine of several workers can not change its weights: start it anew with the others"
+            raise StepwireError(text, reason="UNSUPPORTED_FEATURE")
 
     def require_no_update(self) -> None:
         """For what must not happen between the start and the finish of an update."""

@@ -7,14 +7,19 @@ import json
 import os
 import pickle
 import signal
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+import engine_core.__main__ as engine_main
 import engine_core.model_executor.multiproc_executor as module_under_test
 from core_driver import CoreDriver
 from engine_core.config import EngineSettings
@@ -28,7 +33,7 @@ from engine_core.model_executor.startup_error import StartupError
 from engine_core.scheduler.output import NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import SamplingParams
 from fakes.tiny_models import save_shardable_model
-from stepwire.errors import StepwireError
+from stepwire.errors import InvariantViolation
 
 pytestmark = pytest.mark.slow
 
@@ -147,8 +152,9 @@ def test_operations_reach_every_worker(running, model_dir, tmp_path):
     assert [Path(file).name.split("-")[:2] for file in files] == [["mine", "rank0"], ["mine", "rank1"]]
     for file in files:
         assert json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]
+    assert (executor.can_change_weights, alone.can_change_weights) == (False, True)
     for change in (executor.weight_shapes, executor.discard_weights, lambda: executor.load_weights(model_dir)):
-        with pytest.raises(StepwireError, match="several workers can not change its weights"):
+        with pytest.raises(InvariantViolation, match="can_change_weights"):
             change()
     # A failure is the answer of its call, and the executor lives.
     with pytest.raises(WorkerError, match=r"worker [01]: a profile was stopped that had not been started"):
@@ -182,9 +188,14 @@ def test_a_killed_worker_is_reported_by_name_and_fails_the_step_that_waits(runni
 
 def test_a_worker_killed_while_nothing_runs_is_reported_too(running):
     victim = running.workers[0]
+    pipes = [worker.connection for worker in running.executor._pool._workers]
     victim.kill()
     assert running.has_failed.wait(TIMEOUT_S)
     assert str(running.failures[0]) == f"worker 0 (pid {victim.pid}) was ended by SIGKILL"
+    # The loop may be writing to any of them until it shuts the executor down itself.
+    assert not any(pipe.closed for pipe in pipes)
+    running.executor.shutdown()
+    assert all(pipe.closed for pipe in pipes)
 
 
 def test_an_exception_in_a_worker_arrives_with_its_class_and_message(running):
@@ -235,3 +246,31 @@ def test_the_end_of_the_engine_ends_a_worker_that_is_still_starting(model_dir, t
             assert not worker.wait(0.05)
     worker.connection.close()
     assert worker.wait(TIMEOUT_S)
+
+
+def test_a_worker_whose_engine_has_ended_before_it_could_be_tied_to_it_ends_too():
+    # The pipe stays open: it is not the end of that which ends the worker.
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "engine_core.model_executor.parallel.worker"]
+        command += [str(theirs.fileno()), str(os.getpid() + 1)]
+        assert subprocess.run(command, pass_fds=(theirs.fileno(),), timeout=TIMEOUT_S, check=False).returncode == 1
+
+
+def test_workers_outlive_a_thread_that_has_started_them_for_another(model_dir):
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(Running, model_dir).result()
+    try:
+        assert len(running.step({A: 3}, new=[new([5, 6, 7])])[0]) == 1
+    finally:
+        running.executor.shutdown()
+
+
+def test_a_start_that_fails_after_the_workers_have_loaded_leaves_none(model_dir, monkeypatch):
+    def interrupt(_: Path) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine_main, "content_version", interrupt)
+    settings = settings_of(2).model_copy(update={"model": str(model_dir)})
+    with pytest.raises(KeyboardInterrupt):
+        engine_main.load_model(settings, lambda _: None, lambda _: None)

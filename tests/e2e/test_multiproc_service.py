@@ -57,6 +57,14 @@ def workers_of(engine: Service) -> list[psutil.Process]:
 
 
 @pytest.mark.regression(25)
+def assert_all_end(workers: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(workers, timeout=TIMEOUT_S)
+    for worker in alive:
+        # It holds the pipe that the engine's log is read from: what waits for the engine would hang.
+        worker.kill()
+    assert alive == []
+
+
 def test_a_killed_worker_is_told_to_every_client_and_a_restart_serves(stack: Stack) -> None:
     port = free_port()
     engine = stack.engine(*FLAGS, port=port)
@@ -76,7 +84,7 @@ def test_a_killed_worker_is_told_to_every_client_and_a_restart_serves(stack: Sta
         assert (info.reason, info.metadata["cause"]) == ("ENGINE_DEAD", "EXECUTOR_FAILED")
     assert time.monotonic() - killed < DEATH_IS_KNOWN_WITHIN_S
     assert engine.wait() == 1
-    assert psutil.wait_procs(workers, timeout=TIMEOUT_S)[1] == []
+    assert_all_end(workers)
     stack.engine(*FLAGS, port=port)
     frontend.wait_for_health(SERVING)
     assert frontend.generation.Generate(request(4), timeout=TIMEOUT_S).usage.completion_tokens == 4
@@ -88,8 +96,23 @@ def test_a_killed_engine_takes_its_workers_along(stack: Stack) -> None:
     frontend.wait_for_health(SERVING)
     workers = workers_of(engine)
     started(frontend)
-    engine.kill()
-    assert psutil.wait_procs(workers, timeout=TIMEOUT_S)[1] == []
+    # One that can notice nothing by itself.
+    workers[1].suspend()
+    engine.signal(signal.SIGKILL)
+    assert_all_end(workers)
+
+
+def test_a_step_that_hangs_in_a_worker_ends_the_engine_and_all_workers(stack: Stack) -> None:
+    engine = stack.engine(*FLAGS, "--stall-warn-s", "2", "--step-timeout-s", "4")
+    frontend = stack.frontend(engine)
+    frontend.wait_for_health(SERVING)
+    workers = workers_of(engine)
+    call = started(frontend)
+    workers[1].suspend()
+    with pytest.raises(grpc.RpcError):
+        list(call)  # type: ignore[call-overload]
+    assert_all_end(workers)
+    assert engine.wait() == 1
 
 
 def test_sigterm_of_all_processes_completes_what_runs(stack: Stack) -> None:
@@ -103,7 +126,7 @@ def test_sigterm_of_all_processes_completes_what_runs(stack: Stack) -> None:
     engine.signal(signal.SIGTERM)
     assert list(call)[-1].finished.usage.completion_tokens == 40  # type: ignore[call-overload]
     assert engine.wait() == 0
-    assert psutil.wait_procs(workers, timeout=TIMEOUT_S)[1] == []
+    assert_all_end(workers)
 
 
 def test_a_size_that_does_not_fit_the_model_is_one_sentence_for_the_operator(stack: Stack) -> None:

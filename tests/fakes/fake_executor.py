@@ -72,6 +72,7 @@ class FakeExecutor:
         self.num_dummy_tokens: list[int] = []
         self.released: set[MemoryPart] = set()
         self.weights = dict(FAKE_WEIGHTS_BYTES)
+        self.can_change_weights = True
         self.loaded_from: list[Path] = []
         # Raised by the next change of the weights.
         self.weight_failure: Exception | None = None

@@ -126,6 +126,17 @@ def test_discarded_weights_come_back_from_disk(tmp_path: Path) -> None:
     assert len(engine.tokens[1]) == 12
 
 
+def test_weights_that_could_not_come_back_are_not_dropped_and_nothing_is_paused(engine: LoopedEngine) -> None:
+    engine.executor.can_change_weights = False
+    engine.add(1)
+    engine.turn(2)
+    assert reason_of(engine.call(op.Sleep(SleepLevel.DISCARD_ALL, PauseMode.ABORT))) == "UNSUPPORTED_FEATURE"
+    assert engine.state is EngineState.RUNNING
+    engine.run()
+    assert engine.finishes[1].reason is FinishReason.LENGTH
+    assert engine.call(offload()) == op.SleepResult(freed_bytes=2000)
+
+
 def test_weights_that_are_gone_from_disk_stay_asleep(tmp_path: Path) -> None:
     engine = LoopedEngine(model_dir=tmp_path)
     engine.call(op.Sleep(SleepLevel.DISCARD_ALL, PauseMode.KEEP))

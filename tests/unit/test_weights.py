@@ -86,6 +86,16 @@ def test_a_running_engine_refuses(engine: LoopedEngine) -> None:
     assert reason_of(engine.call(RELOAD)) == "ENGINE_NOT_PAUSED"
 
 
+def test_an_engine_that_can_not_change_its_weights_refuses_before_anything_else(engine: LoopedEngine) -> None:
+    engine.executor.can_change_weights = False
+    for change in (RELOAD, START):
+        assert reason_of(engine.call(change)) == "UNSUPPORTED_FEATURE"
+    engine.call(op.Pause(PauseMode.KEEP))
+    for change in (RELOAD, START):
+        assert reason_of(engine.call(change)) == "UNSUPPORTED_FEATURE"
+    assert engine.executor.loaded_from == []
+
+
 def test_frozen_requests_are_computed_again_and_nothing_stays_cached(engine: LoopedEngine) -> None:
     engine.add(1, num_prompt=12, max_tokens=9)
     engine.turn(3)

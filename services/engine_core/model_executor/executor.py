@@ -96,6 +96,10 @@ class Executor(Protocol):
     def max_concurrent_batches(self) -> int:
         """Steps that may be in flight: 2 lets the next step be planned while one runs. They run in order."""
 
+    @property
+    def can_change_weights(self) -> bool:
+        """False: the four calls for new weights, `weight_shapes` to `discard_weights`, must not be made."""
+
     def determine_num_blocks(self, block_size: int) -> int:
         """Blocks that fit (null block included): profiled on a GPU, `--kv-cache-memory` on a CPU."""
 

@@ -59,6 +59,10 @@ class InProcessExecutor:
     def max_concurrent_batches(self) -> int:
         return 2 if self._settings.async_scheduling else 1
 
+    @property
+    def can_change_weights(self) -> bool:
+        return True
+
     def determine_num_blocks(self, block_size: int) -> int:
         block_bytes = self._model_info.kv_bytes_per_token * block_size
         if self._device.type == "cpu":

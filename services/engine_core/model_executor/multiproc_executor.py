@@ -30,7 +30,7 @@ from engine_core.model_executor.parallel.worker_messages import WorkerStart
 from engine_core.model_executor.parallel.worker_pool import WorkerPool
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.structured_output.bitmask import GrammarBitmask
-from stepwire.errors import StepwireError
+from stepwire.errors import InvariantViolation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,6 +66,11 @@ class MultiprocExecutor:
     def max_concurrent_batches(self) -> int:
         """One for each stage of a pipeline; the workers run them in order, so one more than runs may always be sent."""
         return max(self._settings.pipeline_parallel_size, 2 if self._settings.async_scheduling else 1)
+
+    @property
+    def can_change_weights(self) -> bool:
+        """They would have to be cut again for every worker."""
+        return False
 
     def determine_num_blocks(self, block_size: int) -> int:
         # The block tables are the same everywhere.
@@ -141,12 +146,8 @@ class MultiprocExecutor:
         )
 
 
-def _weights_are_fixed() -> StepwireError:
-    # They would have to be cut again for every worker.
-    return StepwireError(
-        "an engine of several workers can not change its weights: start it anew with the others",
-        reason="UNSUPPORTED_FEATURE",
-    )
+def _weights_are_fixed() -> InvariantViolation:
+    return InvariantViolation("weights were to be changed although can_change_weights says no")
 
 
 def _health_of(rank: int, future: Future[list[WorkerHealth]]) -> WorkerHealth:

@@ -1,12 +1,13 @@
-"""`python -m engine_core.model_executor.parallel.worker DESCRIPTOR`: one worker process. Started by the engine only.
+"""`python -m engine_core.model_executor.parallel.worker DESCRIPTOR PARENT`: one worker process, started by the engine.
 
-The main thread runs the engine's commands one by one, in their order. A second thread reads the pipe, so that the end
-of the engine, which the kernel tells by the end of the pipe, ends the worker at once: also while it loads the model,
-and while it waits for another worker in the middle of a step.
+The main thread runs the engine's commands one by one, in their order. The worker ends with its engine: also while it
+loads the model, and while it waits for another worker in the middle of a step. On Linux the kernel kills it; elsewhere
+a second thread, which reads the pipe, notices the end of the pipe, unless the worker is stopped or holds the GIL.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import pickle
@@ -28,9 +29,14 @@ if TYPE_CHECKING:
 
 Inbox = queue.SimpleQueue[bytes]
 
+# Of <sys/prctl.h>.
+_PR_SET_PDEATHSIG = 1
+
 
 def main() -> int:
-    """Exit code 0 after Stop, 1 when the model can not be loaded. The end of the pipe ends the process from within."""
+    """Exit code 0 after Stop, 1 when the model can not be loaded. The end of the engine ends the process anywhere."""
+    if not _tie_to_engine(int(sys.argv[2])):
+        return 1
     # The engine drains with its workers; a signal to the whole process group must not take them away.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -51,6 +57,19 @@ def main() -> int:
     executor.shutdown()
     group.close()
     return 0
+
+
+def _tie_to_engine(parent_pid: int) -> bool:
+    """Let the kernel kill this process at the end of the thread that started it; False when that has ended already.
+
+    `parent_pid` 0: not to be tied, see WorkerProcess.
+    """
+    if sys.platform != "linux" or not parent_pid:
+        return True
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    # The engine may have ended before the call: then this is another process's child by now.
+    return os.getppid() == parent_pid
 
 
 def _read(connection: Connection, inbox: Inbox) -> None:

@@ -157,8 +157,8 @@ class WorkerPool:
                     messages.append((worker.place.rank, worker.connection.recv()))
                 except (EOFError, OSError):
                     ended.append(worker)
+                    # Not closed before `kill`: the loop may be writing to it.
                     del workers[worker.connection]
-                    worker.connection.close()
             # What a worker said before its end counts; what others say because of it does not.
             ranks_ended = {worker.place.rank for worker in ended}
             for rank, message in messages:
