@@ -179,3 +179,16 @@ def test_self_check_sees_a_hole_in_a_table() -> None:
     User(manager, "a", range(30)).start(8)
     manager._tables["a"].rows[0][1] = manager.pool.null_block
     assert any("holes" in found for found in manager.check_integrity())
+
+
+def test_the_tail_goes_first_in_every_group() -> None:
+    """Half of the cache is handed out: what is left of a freed request is its beginning, in all groups."""
+    manager = KVCacheManager(2 * 10 + 1, make_layout(4, (None, None), 40))
+    token_ids = list(range(40))
+    hashes: list[bytes] = []
+    BlockHasher(4, "seed").extend(hashes, 40, lambda start, end: token_ids[start:end], "")
+    manager.allocate_slots("first", 40)
+    manager.register_full_blocks("first", hashes, lambda start, end: token_ids[start:end], 40)
+    manager.free("first")
+    manager.allocate_slots("second", 20)
+    assert manager.get_computed_blocks(hashes, lambda start, end: token_ids[start:end], 40).num_tokens == 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from engine_core.scheduler.output import ModelRunnerOutput
@@ -140,3 +142,24 @@ def test_a_handle_that_comes_again_does_not_get_its_predecessors_token() -> None
     [output] = scheduler.update_from_output(new, ModelRunnerOutput([request_key(1)], [[78]]), 0.0)
     assert output.new_token_ids == [78]
     assert scheduler.check_integrity() == []
+
+
+def test_a_window_that_fences_blocks_all_the_time_stalls_nobody() -> None:
+    """Requests ahead take what comes back from their windows: one behind them must not wait for that for ever."""
+    engine = FlyingScheduler(
+        num_blocks=61, block_size=2, windows=(16,), enable_caching=False, max_num_seqs=16, max_num_batched_tokens=64
+    )
+    for handle in range(8):
+        engine.add(make_request(handle, 4 + handle % 3, max_tokens=120))
+    stalls: Counter[int] = Counter()
+    longest = 0
+    while engine.scheduler.has_work or engine.flights:
+        planned = engine.plan()
+        for request in engine.scheduler.running:
+            handle = request.key[1]
+            stalls[handle] = 0 if handle in planned else stalls[handle] + 1
+            longest = max(longest, stalls[handle])
+        if engine.flights and (len(engine.flights) == 2 or not planned):
+            engine.land()
+    assert engine.scheduler.stats().num_preemptions > 0
+    assert longest <= 5

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from engine_core.kv_cache.block import KVCacheBlock
 from engine_core.kv_cache.block_hash import TokenSlice
@@ -164,13 +165,15 @@ class KVCacheManager:
     def free(self, key: Hashable, fence_step: int = 0) -> None:
         """Release a request's blocks; a request without blocks is fine.
 
-        They stay out of the pool until `fence_step`, the newest step that may use them, is processed. In reverse, so
-        that its tail is evicted first: beginnings are what other requests share.
+        They stay out of the pool until `fence_step`, the newest step that may use them, is processed. From the back,
+        all groups side by side, so that its tail is evicted first: beginnings are what other requests share, and a
+        hit needs every group.
         """
         table = self._tables.pop(key, None)
         if table is not None:
-            for row, num_hidden in zip(table.rows, table.num_hidden, strict=True):
-                self._release(row[num_hidden:][::-1], fence_step)
+            tails = (reversed(row[num:]) for row, num in zip(table.rows, table.num_hidden, strict=True))
+            columns = zip_longest(*tails)
+            self._release([block for column in columns for block in column if block is not None], fence_step)
 
     def release_fenced(self, step: int) -> None:
         """Steps up to `step` are processed: what only they could write goes back to the pool, in order of release."""

@@ -158,21 +158,24 @@ class Scheduler:
     def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan, now: float) -> BlockIds | None:
         """Blocks for `num_tokens`, preempting from the back of `running`; None ends the planning of running requests.
 
-        That is when the request itself had to go, or when steps in flight still use what would have to be taken:
-        a later step gets it, and a victim behind this request is in no step planned until then.
+        The request itself had to go, or steps in flight still use what would have to be taken: a later step gets it.
         """
         while True:
             block_ids = self._blocks.extend(request, num_tokens)
             if block_ids is not None:
                 return block_ids
             plan.is_short_of_blocks = True
-            if self._is_in_flight(self.running[-1]) or self.kv_cache_manager.num_fenced_blocks:
+            if self._is_in_flight(self.running[-1]) or self._has_fences_to_wait_for(request):
                 return None
             if self._preempt_last(now) is request:
                 return None
 
     def _is_in_flight(self, request: Request) -> bool:
         return request.last_step > self._processed_step
+
+    def _has_fences_to_wait_for(self, request: Request) -> bool:
+        """Blocks come back by themselves. For ever new ones, as windows make them, a request does not wait."""
+        return request.last_step >= self._processed_step and self.kv_cache_manager.num_fenced_blocks > 0
 
     def _preempt_last(self, now: float) -> Request:
         """Recompute later: blocks are freed, outputs are kept, and the request waits before those that never ran."""
@@ -218,14 +221,13 @@ class Scheduler:
         self.skipped_waiting.append(request)
 
     def _admit(self, request: Request, hit: PrefixHit, num_new_tokens: int, plan: StepPlan, now: float) -> None:
-        num_computed_tokens = hit.num_tokens
+        request.num_computed_tokens = num_computed_tokens = hit.num_tokens
         self.kv_cache_manager.allocate_slots(request.key, num_computed_tokens + num_new_tokens, hit)
         block_ids = self.kv_cache_manager.block_ids(request.key)
         self.waiting.take(request)
         insort(self.running, request, key=self.config.scheduling_policy.order)
         if self.kv_cache_manager.pool.enable_caching:
             self._counters.count_prefix_lookup(request, num_computed_tokens)
-        request.num_computed_tokens = num_computed_tokens
         if request.was_scheduled:
             request.events.append((EventType.RESUMED, now))
             resumed = CachedRequestData(request.key, block_ids, num_computed_tokens, is_resumed=True)
