@@ -56,7 +56,6 @@ def workers_of(engine: Service) -> list[psutil.Process]:
     return workers
 
 
-@pytest.mark.regression(25)
 def assert_all_end(workers: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(workers, timeout=TIMEOUT_S)
     for worker in alive:
@@ -65,6 +64,7 @@ def assert_all_end(workers: list[psutil.Process]) -> None:
     assert alive == []
 
 
+@pytest.mark.regression(25)
 def test_a_killed_worker_is_told_to_every_client_and_a_restart_serves(stack: Stack) -> None:
     port = free_port()
     engine = stack.engine(*FLAGS, port=port)
