@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import mmap
-from collections.abc import Sequence
+import operator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,12 +125,14 @@ def _read_header(path: Path) -> dict[str, CheckpointTensor]:
         if not 8 + num_bytes <= start <= end <= size:
             raise ValueError(f"{name} lies outside of the file")
         dtype = _DTYPES.get(entry["dtype"], entry["dtype"])
-        _require_size(name, dtype, entry["shape"], end - start)
-        tensors[name] = CheckpointTensor(path, dtype, tuple(entry["shape"]), start, end - start)
+        # 4.0 equals 4 and is no size.
+        shape = tuple(map(operator.index, entry["shape"]))
+        _require_size(name, dtype, shape, end - start)
+        tensors[name] = CheckpointTensor(path, dtype, shape, start, end - start)
     return tensors
 
 
-def _require_size(name: str, dtype: str, shape: Sequence[int], num_bytes: int) -> None:
+def _require_size(name: str, dtype: str, shape: tuple[int, ...], num_bytes: int) -> None:
     # How large a value of another type is, only its reader knows.
     expected = math.prod(shape) * WEIGHT_DTYPES[dtype] if dtype in WEIGHT_DTYPES else num_bytes
     if num_bytes != expected:
