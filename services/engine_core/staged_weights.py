@@ -74,7 +74,9 @@ class StagedWeights:
         expected = self.shapes.get(name)
         if expected is None:
             raise InvalidRequestError.of_field(
-                f"{where}name", f"{_quoted(name)} is no weight of this model (tied weights go by the name of the first)"
+                f"{where}name",
+                f"{_quoted(name)} is no weight of this model (names are those of the loaded module, which may "
+                "have fused what a checkpoint holds apart, such as experts; tied weights go by the name of the first)",
             )
         if dtype not in WEIGHT_DTYPES:
             raise InvalidRequestError.of_field(f"{where}dtype", f"{_quoted(dtype)} is not {' or '.join(WEIGHT_DTYPES)}")

@@ -82,6 +82,24 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
         read_headers([file])
 
 
+@pytest.mark.parametrize(
+    ("shape", "message"), [([1, 3], "not 12"), ([6, 2], "not 48"), ([], "not 4"), ([2.0, 3], "'float' object")]
+)
+def test_a_shape_that_does_not_fit_its_bytes_is_refused(tmp_path: Path, shape: list[float], message: str) -> None:
+    header = json.dumps({"b": {"dtype": "F32", "shape": shape, "data_offsets": [0, 24]}}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+    with pytest.raises(CheckpointError, match=rf"^model\.safetensors can not be used .*{message}"):
+        read_headers([file])
+
+
+def test_a_whole_file_counts_and_not_the_index_beside_it(tmp_path: Path) -> None:
+    # As transformers loads it.
+    directory = save(tmp_path / "model")
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "other.safetensors"}}))
+    assert checkpoint_files(directory) == [directory / "model.safetensors"]
+
+
 @pytest.mark.parametrize("index", ["", "[]", "{}", '{"weight_map": 3}'])
 def test_an_index_that_can_not_be_used_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)

@@ -100,6 +100,13 @@ def test_a_checkpoint_with_one_wrong_tensor_stages_nothing(staged: StagedWeights
     assert staged.num_tensors == 0
 
 
+def test_a_checkpoint_with_other_names_is_told_whose_count(staged: StagedWeights, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"mlp.experts.0.up_proj": EMBED}, file)
+    with pytest.raises(InvalidRequestError, match=r"'mlp\.experts\.0\.up_proj' is no weight .* may have fused"):
+        staged.add_checkpoint(read_headers([file]))
+
+
 def test_memory_is_asked_for_before_it_is_taken(staged: StagedWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staged_weights, "available_bytes", lambda: 31)
     assert refusal(staged, piece()).startswith("tensors[0].shape: needs ")

@@ -9,9 +9,12 @@ import hashlib
 import json
 import math
 import mmap
+import operator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from engine_core.model_executor.executor import WEIGHT_DTYPES
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -38,10 +41,10 @@ class CheckpointTensor:
 
 
 def checkpoint_files(directory: Path) -> list[Path]:
-    """The files that hold the weights: those of the index, or the only one. Raises CheckpointError."""
-    index = directory / _INDEX
-    if not index.is_file():
-        return [directory / _SINGLE]
+    """The files that transformers loads: the only one, or those of the index. Raises CheckpointError."""
+    single, index = directory / _SINGLE, directory / _INDEX
+    if single.is_file() or not index.is_file():
+        return [single]
     try:
         return [directory / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
@@ -122,5 +125,15 @@ def _read_header(path: Path) -> dict[str, CheckpointTensor]:
         if not 8 + num_bytes <= start <= end <= size:
             raise ValueError(f"{name} lies outside of the file")
         dtype = _DTYPES.get(entry["dtype"], entry["dtype"])
-        tensors[name] = CheckpointTensor(path, dtype, tuple(entry["shape"]), start, end - start)
+        # 4.0 equals 4 and is no size.
+        shape = tuple(map(operator.index, entry["shape"]))
+        _require_size(name, dtype, shape, end - start)
+        tensors[name] = CheckpointTensor(path, dtype, shape, start, end - start)
     return tensors
+
+
+def _require_size(name: str, dtype: str, shape: tuple[int, ...], num_bytes: int) -> None:
+    # How large a value of another type is, only its reader knows.
+    expected = math.prod(shape) * WEIGHT_DTYPES[dtype] if dtype in WEIGHT_DTYPES else num_bytes
+    if num_bytes != expected:
+        raise ValueError(f"{name} has {num_bytes} bytes, not {expected}")

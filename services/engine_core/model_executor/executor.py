@@ -128,7 +128,7 @@ class Executor(Protocol):
         """Take it again. What the workers know of the requests has stayed; after KV_CACHE all blocks are empty."""
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The weights by the names of a checkpoint, whole, also while they are discarded; tied ones once."""
+        """The weights by their names in the loaded module, whole, also while they are discarded; tied ones once."""
 
     def update_weights(self, tensors: list[WeightTensor]) -> None:
         """Overwrite these weights, which were checked; the others stay. A failure leaves them undefined."""

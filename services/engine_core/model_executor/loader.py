@@ -155,8 +155,8 @@ def _load_module(name: str, path: Path, config: Any, dtype: torch.dtype, device:
 
 def _copy_out_of_files(module: torch.nn.Module) -> None:
     """What is loaded to a CPU in its own type is a mapping of the file: whoever overwrites that ends the engine."""
-    for parameter in module.parameters():
-        parameter.data = parameter.data.clone()
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _require_memory(name: str, path: Path, dtype: torch.dtype, device: torch.device, num_workers: int = 1) -> None:

@@ -15,7 +15,10 @@ from engine_core.model_executor.startup_error import StartupError
 
 
 class ModelWeights:
-    """Parameters by name. A weight that several modules share is one parameter with one name."""
+    """Parameters and saved buffers, by their names in the module. What several modules share has one name.
+
+    Not always a checkpoint's names: transformers renames and fuses while it loads, as with the experts of a MoE model.
+    """
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
@@ -34,7 +37,7 @@ class ModelWeights:
             raise ExecutorFailedError(f"the weights could not all be replaced: {error}") from error
 
     def discard(self) -> int:
-        """Let go of the memory; returns the bytes. Buffers stay: they come from the config."""
+        """Let go of the memory; returns the bytes. Buffers stay: they are small."""
         freed_bytes = 0
         for parameter in self._loaded.module.parameters():
             freed_bytes += parameter.nbytes
@@ -45,10 +48,12 @@ class ModelWeights:
     @torch.no_grad()
     def update(self, tensors: list[WeightTensor]) -> None:
         """Overwrite some; each keeps its own type."""
-        parameters = dict(self._loaded.module.named_parameters())
+        weights = _weights(self._loaded.module)
         for tensor in tensors:
-            values = torch.frombuffer(tensor.data, dtype=getattr(torch, tensor.dtype))
-            parameters[tensor.name].data.copy_(values.view(tensor.shape))
+            # torch makes no tensor of an empty buffer, and there is nothing to overwrite.
+            if tensor.data:
+                values = torch.frombuffer(tensor.data, dtype=getattr(torch, tensor.dtype))
+                weights[tensor.name].data.copy_(values.view(tensor.shape))
 
     def _require_same(self, other: torch.nn.Module) -> None:
         shapes = _shapes(other)
@@ -60,23 +65,30 @@ class ModelWeights:
     @torch.no_grad()
     def _take_over(self, other: torch.nn.Module) -> int:
         """All values of a model with the same weights, which is empty afterwards."""
-        sources = dict(other.named_parameters())
+        sources = _weights(other)
         num_bytes = 0
-        for name, parameter in self._loaded.module.named_parameters():
+        for name, weight in _weights(self._loaded.module).items():
             source = sources[name]
-            if parameter.shape == source.shape:
-                parameter.data.copy_(source.data)
+            if weight.shape == source.shape:
+                weight.data.copy_(source.data)
             else:
                 # A copy: on a CPU the source is a mapping of its file.
-                parameter.data = source.data.clone()
+                weight.data = source.data.clone()
             # At once, or both models would be in memory until the other is collected.
             source.data = torch.empty(0, dtype=source.dtype, device=source.device)
-            num_bytes += parameter.nbytes
+            num_bytes += weight.nbytes
         return num_bytes
 
 
 def _shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    return {name: tuple(weight.shape) for name, weight in _weights(module).items()}
+
+
+def _weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a checkpoint holds. Other buffers come from the config."""
+    saved = module.state_dict()
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in saved}
+    return {**dict(module.named_parameters()), **buffers}
 
 
 def _describe(shape: tuple[int, ...] | None) -> str:
