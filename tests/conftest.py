@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from stepwire.settings import set_default_variable
 
 # Before any test imports torch: as the engine does, because services and tests share few cores.
 set_default_variable("OMP_WAIT_POLICY", "passive")
+
+# A shell starts background jobs with SIGINT ignored, and so would be every process that the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["skips"]
 

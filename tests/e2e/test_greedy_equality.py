@@ -157,11 +157,10 @@ def test_in_chunks_of_16_tokens(embedded_model_dir: Path, reference: Reference, 
     driver.core.shutdown()
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_with_preemption_in_a_tiny_cache(
-    embedded_model_dir: Path, reference: Reference, prompts: list[list[int]], is_async: bool
+    embedded_model_dir: Path, reference: Reference, prompts: list[list[int]]
 ) -> None:
-    driver = CoreDriver(embedded_model_dir, num_blocks=42, async_scheduling=is_async)
+    driver = CoreDriver(embedded_model_dir, num_blocks=42)
     reference.check(prompts, driver.generate(prompts, MAX_TOKENS))
     assert driver.core.scheduler.stats().num_preemptions > 0
     driver.core.shutdown()
