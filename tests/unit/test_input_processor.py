@@ -626,7 +626,8 @@ async def test_without_a_constraint_the_engine_gets_none(processor) -> None:
 async def test_without_a_loop_the_result_is_the_same_and_no_thread_is_used(processor, fields) -> None:
     before = set(threading.enumerate())
     now = processor.process_now(request_of(**fields), request_id="r1")
-    assert set(threading.enumerate()) == before
+    # One of an earlier test may end meanwhile.
+    assert set(threading.enumerate()) <= before
     assert now == await process(processor, **fields)
 
 
