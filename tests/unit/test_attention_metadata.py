@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_core.model_executor.attention import metadata as module
+from engine_core.model_executor.attention import torch_batches as module
 from engine_core.model_executor.attention.metadata import AttentionMetadata, build_attention_metadata
 
 

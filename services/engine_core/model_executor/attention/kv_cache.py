@@ -23,12 +23,16 @@ class LayerSpec:
 
 
 class LayerKVCache:
-    """keys [num_blocks, block_size, num_kv_heads, key_dim], values [..., value_dim]."""
+    """keys [num_blocks, num_kv_heads, block_size, key_dim], values [..., value_dim].
+
+    Heads before slots: attention reads one head at a time, and so finds its keys of a block in one piece.
+    """
 
     def __init__(
         self, spec: LayerSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (num_blocks, block_size, spec.num_kv_heads)
+        shape = (num_blocks, spec.num_kv_heads, block_size)
+        self.block_size = block_size
         # Zeros, not garbage: slots that no token wrote are read behind a mask, and 0 * NaN is NaN.
         self.keys = torch.zeros(*shape, spec.key_dim, dtype=dtype, device=device)
         self.values = torch.zeros(*shape, spec.value_dim, dtype=dtype, device=device)
@@ -38,11 +42,12 @@ class LayerKVCache:
 
         Non-finite numbers become 0: a block goes to another request later, which reads its stale slots behind a mask.
         """
-        self.keys.flatten(0, 1).index_copy_(0, slot_mapping, _finite(keys))
-        self.values.flatten(0, 1).index_copy_(0, slot_mapping, _finite(values))
+        blocks, offsets = slot_mapping // self.block_size, slot_mapping % self.block_size
+        self.keys[blocks, :, offsets] = _finite(keys)
+        self.values[blocks, :, offsets] = _finite(values)
 
     def gather(self, block_tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of block tables [..., N] as [..., N * block_size, num_kv_heads, dim] each."""
+        """Keys and values of block tables [..., N] as [..., num_kv_heads, N * block_size, dim] each."""
         return _gather(self.keys, block_tables), _gather(self.values, block_tables)
 
 
@@ -51,5 +56,6 @@ def _finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _gather(cache: torch.Tensor, block_tables: torch.Tensor) -> torch.Tensor:
-    blocks = cache.index_select(0, block_tables.flatten())
-    return blocks.view(*block_tables.shape[:-1], -1, *cache.shape[2:])
+    blocks = cache.index_select(0, block_tables.flatten()).view(*block_tables.shape, *cache.shape[1:])
+    # [..., N, K, block_size, D] -> [..., K, N, block_size, D]
+    return blocks.transpose(-3, -4).flatten(-3, -2)

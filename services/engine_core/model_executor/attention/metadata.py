@@ -1,59 +1,64 @@
 """What attention must know about one step's flattened batch. Built once a step for each group of layers.
 
-Owner: the busy-loop thread. Values only; never reads or writes the cache.
+Owner: the thread that runs the model. Values only; never reads or writes the cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
-# Gathered KV slots of one group of decode rows: bounds the temporary copy of keys and values.
-_MAX_GROUP_SLOTS = 1 << 17
+from engine_core.model_executor.attention.torch_batches import DecodeGroup, PrefillRow, decode_groups, prefill_rows
 
 
-@dataclass(slots=True)
-class DecodeGroup:
-    """Rows of one query token each and of similar length, so that padding them to one length costs little."""
+@dataclass(frozen=True)
+class HostBatch:
+    """The same batch as arrays on the host, from which the torch reference cuts its rows."""
 
-    # Positions of the rows' tokens in the flattened batch, [R].
-    token_indices: torch.Tensor
-    # [R, N]; entries past a row's last block are 0, the null block.
-    block_tables: torch.Tensor
-    # Known tokens of each row, this step's included, [R].
-    seq_lens: torch.Tensor
-    # Visible slots by sliding window, [R, 1, 1, N * block_size] each: made by the first layer of a kind, for all of it.
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    query_start_loc: np.ndarray
+    seq_lens: np.ndarray
+    prompt_lens: np.ndarray
+    block_tables: np.ndarray
 
 
-@dataclass(slots=True)
-class PrefillRow:
-    """One sequence with several query tokens: a prompt, or a chunk of one."""
-
-    # The row's tokens are [start, end) of the flattened batch.
-    start: int
-    end: int
-    # Known tokens, this step's included; more than end - start when a part was computed before.
-    seq_len: int
-    # [ceil(seq_len / block_size)]
-    block_table: torch.Tensor
-    # Those of the prompt see each other in a layer that is not causal.
-    prompt_len: int
-    # By sliding window, as in DecodeGroup, and by whether the layer is causal; [1, 1, end - start, seq_len] each.
-    masks: dict[tuple[int | None, bool], torch.Tensor] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class AttentionMetadata:
-    """T tokens of B sequences: where each token's KV goes, and what each token sees."""
+    """T tokens of B sequences: where each token's KV goes, and what each token sees.
 
-    # Slot of each token in the flattened cache, [T]: block * block_size + offset.
+    The last token of sequence b is its token number seq_lens[b] - 1, and its others in this batch come right before it.
+    """
+
+    # int64 [T]: slot of each token in the cache, block * block_size + offset.
     slot_mapping: torch.Tensor
-    decode_groups: list[DecodeGroup]
-    prefill_rows: list[PrefillRow]
+    # int32 [B + 1]: the first of each sequence's tokens in the flattened batch.
+    query_start_loc: torch.Tensor
+    # int32 [B]: known tokens of each sequence, this step's included.
+    seq_lens: torch.Tensor
+    # int32 [B, N]: entries past a sequence's last block are 0, the null block.
+    block_tables: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+    block_size: int
+    host: HostBatch
+
+    @cached_property
+    def decode_groups(self) -> list[DecodeGroup]:
+        host = self.host
+        return decode_groups(host.query_start_loc, host.seq_lens, host.block_tables, self.block_size, self._device)
+
+    @cached_property
+    def prefill_rows(self) -> list[PrefillRow]:
+        host = self.host
+        return prefill_rows(
+            host.query_start_loc, host.seq_lens, host.prompt_lens, host.block_tables, self.block_size, self._device
+        )
+
+    @property
+    def _device(self) -> torch.device:
+        return self.slot_mapping.device
 
 
 def build_attention_metadata(
@@ -66,42 +71,20 @@ def build_attention_metadata(
     block_size: int,
     device: torch.device,
 ) -> AttentionMetadata:
-    """Partition a batch of B sequences into decode groups and prefill rows.
-
-    query_start_loc [B + 1] = first token of each sequence in the flattened batch; seq_lens [B] = known tokens after
+    """query_start_loc [B + 1] = first token of each sequence in the flattened batch; seq_lens [B] = known tokens after
     this step; block_tables [B, N] padded with 0; slot_mapping [T]; prompt_lens [B].
     """
-    query_lens = np.diff(query_start_loc)
-    groups = [
-        DecodeGroup(
-            token_indices=torch.from_numpy(query_start_loc[rows]).to(device),
-            block_tables=torch.from_numpy(block_tables[rows, :num_blocks]).to(device),
-            seq_lens=torch.from_numpy(seq_lens[rows]).to(device),
-        )
-        for rows, num_blocks in _similar_lengths(np.flatnonzero(query_lens == 1), seq_lens, block_size)
-    ]
-    prefills = [
-        PrefillRow(
-            start=int(query_start_loc[row]),
-            end=int(query_start_loc[row + 1]),
-            seq_len=int(seq_lens[row]),
-            block_table=torch.from_numpy(block_tables[row, : -(-int(seq_lens[row]) // block_size)]).to(device),
-            prompt_len=int(prompt_lens[row]),
-        )
-        for row in np.flatnonzero(query_lens > 1)
-    ]
-    return AttentionMetadata(torch.from_numpy(slot_mapping).to(device), groups, prefills)
 
+    def int32(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(device)
 
-def _similar_lengths(rows: np.ndarray, seq_lens: np.ndarray, block_size: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Split rows into groups padded to one number of blocks, at most twice what their shortest row needs."""
-    num_blocks = -(-seq_lens[rows] // block_size)
-    order = np.argsort(num_blocks, kind="stable")
-    rows, num_blocks = rows[order], num_blocks[order]
-    start = 0
-    while start < len(rows):
-        longest = 2 * int(num_blocks[start])
-        end = int(np.searchsorted(num_blocks, longest, side="right"))
-        end = min(end, start + max(1, _MAX_GROUP_SLOTS // (longest * block_size)))
-        yield rows[start:end], int(num_blocks[end - 1])
-        start = end
+    return AttentionMetadata(
+        slot_mapping=torch.from_numpy(slot_mapping).to(device),
+        query_start_loc=int32(query_start_loc),
+        seq_lens=int32(seq_lens),
+        block_tables=int32(block_tables),
+        max_query_len=int(np.diff(query_start_loc).max(initial=0)),
+        max_seq_len=int(seq_lens.max(initial=0)),
+        block_size=block_size,
+        host=HostBatch(query_start_loc, seq_lens, prompt_lens, block_tables),
+    )
