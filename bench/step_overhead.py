@@ -49,7 +49,9 @@ class InstantExecutor:
 
     @property
     def model_info(self) -> ModelInfo:
-        return ModelInfo("Instant", "float32", 1000, 4096, num_layers=1, kv_bytes_per_token=1, weight_bytes=0)
+        return ModelInfo(
+            "Instant", "float32", "instant", 1000, 4096, num_layers=1, kv_bytes_per_token=1, weight_bytes=0
+        )
 
     @property
     def max_concurrent_batches(self) -> int:

@@ -66,6 +66,12 @@ class ResolvedConfig:
         num_slots = layout.num_blocks_for(self.max_model_len) * self.block_size
         return (self.num_blocks - 1) * num_slots // layout.most_blocks(self.max_model_len)
 
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What Ready tells beside the facts with fields of their own."""
+        policy = ("priority",) if self.scheduling_policy is SchedulingPolicy.PRIORITY else ()
+        return (*policy, f"model_impl:{self.model_info.implementation}")
+
     def scheduler_config(self) -> SchedulerConfig:
         return SchedulerConfig(
             max_num_seqs=self.max_num_seqs,

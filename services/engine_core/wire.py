@@ -28,7 +28,6 @@ from engine_core.scheduler.request import (
     SamplingParams,
     StopConditions,
 )
-from engine_core.scheduler.scheduling_policy import SchedulingPolicy
 from engine_core.step_progress import StepProgress
 from engine_core.utility_wire import encode_result
 from stepwire import __version__, token_array
@@ -39,7 +38,6 @@ from stepwire.v1 import common_pb2
 
 PROTOCOL_VERSION = 1
 # The name of a feature in Ready.
-_PRIORITY = "priority"
 
 _NS = 1_000_000_000
 _MAX_UINT32 = 2**32 - 1
@@ -312,8 +310,7 @@ def _fill_config(ready: pb.Ready, config: ResolvedConfig) -> None:
     ready.max_queued_requests = config.max_queued_requests
     ready.max_queued_tokens = config.max_queued_tokens
     ready.max_logprobs = config.max_logprobs
-    if config.scheduling_policy is SchedulingPolicy.PRIORITY:
-        ready.features.append(_PRIORITY)
+    ready.features.extend(config.features)
     ready.structured_output_kinds.extend(config.structured_output_kinds)
     ready.weight_version = config.served_model.weight_version
     ready.kv_cache_max_concurrency = config.kv_cache_tokens / config.max_model_len

@@ -13,9 +13,12 @@ import torch
 from transformers import AutoTokenizer
 
 from engine_core.config import EngineSettings
+from engine_core.model_executor.kernels.torch_kernels import TorchKernels
 from engine_core.model_executor.loader import load_model
 from engine_core.model_executor.model_runner import ModelRunner
-from engine_core.model_executor.models.transformers_backend import TransformersBackend
+from engine_core.model_executor.models.backend import ModelBackend
+from engine_core.model_executor.models.choice import choose_backend
+from engine_core.model_executor.startup_error import StartupError
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import RequestKey, SamplingParams
 from fakes.tiny_models import VOCAB_SIZE, load_reference, save_tiny_model, tiny_configs
@@ -39,8 +42,9 @@ def one_thread():
 class RecordingBackend:
     """Keeps the logits of the last step, as the sampler gets them."""
 
-    def __init__(self, backend: TransformersBackend) -> None:
+    def __init__(self, backend: ModelBackend) -> None:
         self._backend = backend
+        self.name = backend.name
         self.vocab_size = backend.vocab_size
         self.layer_specs = backend.layer_specs
         self.layer_groups = backend.layer_groups
@@ -55,11 +59,12 @@ class RecordingBackend:
 class Driver:
     """A model runner fed by hand: greedy requests, each with blocks of its own but for a shared prefix."""
 
-    def __init__(self, directory: Path, num_blocks: int = 400) -> None:
-        settings = EngineSettings(model=str(directory), device="cpu")
+    def __init__(self, directory: Path, model_impl: str, num_blocks: int = 400) -> None:
+        settings = EngineSettings(model=str(directory), device="cpu", model_impl=model_impl)
         loaded = load_model(settings, directory, lambda _: None)
-        self.backend = RecordingBackend(TransformersBackend("m", loaded))
-        self.runner = ModelRunner(self.backend, loaded.dtype, loaded.device, max_num_seqs=4)
+        kernels = TorchKernels()
+        self.backend = RecordingBackend(choose_backend(settings, loaded, kernels, None))
+        self.runner = ModelRunner(self.backend, loaded.dtype, loaded.device, max_num_seqs=4, kernels=kernels)
         # Each group of layers has blocks of its own: those of the first one, shifted.
         self._num_blocks, self._num_groups = num_blocks, len(self.backend.layer_groups)
         self.runner.initialize_kv_cache(num_blocks * self._num_groups, BLOCK_SIZE)
@@ -141,6 +146,19 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
+# Experts, and attention with sinks.
+NOT_NATIVE = {"gpt_oss"}
+
+
+def test_what_the_native_decoder_does_not_know_is_left_to_transformers(tmp_path, caplog):
+    directory = save_tiny_model(tmp_path, tiny_configs()["gpt_oss"])
+    with caplog.at_level("WARNING"):
+        assert Driver(directory, "auto").backend.name == "transformers"
+    assert "Not native: no family of models it knows (gpt_oss)" in caplog.text
+    with pytest.raises(StartupError, match="--model-impl native"):
+        Driver(directory, "native")
+
+
 @pytest.fixture(scope="module", params=list(tiny_configs()))
 def directory(request, tmp_path_factory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny") / request.param, tiny_configs()[request.param])
@@ -151,9 +169,11 @@ def reference(directory) -> torch.nn.Module:
     return load_reference(directory)
 
 
-@pytest.fixture
-def driver(directory) -> Driver:
-    return Driver(directory)
+@pytest.fixture(params=["native", "transformers"])
+def driver(request, directory) -> Driver:
+    if request.param == "native" and directory.name in NOT_NATIVE:
+        pytest.skip("left to transformers")
+    return Driver(directory, request.param)
 
 
 @pytest.mark.parametrize("chunks", [[21], [5, 16], [1] * 21, [4, 4, 4, 4, 5]], ids=str)
@@ -203,9 +223,10 @@ TEXTS = [
 ]
 
 
-def test_embedded_model_greedy_equals_generate(embedded_model_dir):
+@pytest.mark.parametrize("model_impl", ["native", "transformers"])
+def test_embedded_model_greedy_equals_generate(embedded_model_dir, model_impl):
     tokenizer = AutoTokenizer.from_pretrained(embedded_model_dir)
-    reference, driver = load_reference(embedded_model_dir), Driver(embedded_model_dir, num_blocks=600)
+    reference, driver = load_reference(embedded_model_dir), Driver(embedded_model_dir, model_impl, num_blocks=600)
     prompts = [tokenizer(text).input_ids for text in TEXTS]
     keys = [driver.add(token_ids) for token_ids in prompts]
     # All at once, their prompts in chunks of 16; each keeps decoding while the others still prefill.

@@ -91,6 +91,7 @@ class FakeExecutor:
         return ModelInfo(
             architecture="FakeForCausalLM",
             dtype="float32",
+            implementation="fake",
             vocab_size=VOCAB_SIZE,
             max_position_embeddings=4096,
             num_layers=1,

@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -20,6 +21,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 VOCAB_SIZE = 211
@@ -42,6 +44,30 @@ def tiny_configs() -> dict[str, PreTrainedConfig]:
     """One config of each family; windows are short enough to matter in a test."""
     return {
         "llama": LlamaConfig(**_SIZES, tie_word_embeddings=True),
+        "llama3_rope": LlamaConfig(
+            **_SIZES,
+            attention_bias=True,
+            mlp_bias=True,
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+        "yarn_rope": Qwen3Config(
+            **_SIZES,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+        "smollm3": SmolLM3Config(**{**_SIZES, "num_hidden_layers": 4}, no_rope_layer_interval=2),
+        "gemma": GemmaConfig(**_SIZES),
         "qwen2": Qwen2Config(**_SIZES, use_sliding_window=True, sliding_window=7, max_window_layers=1),
         "qwen3": Qwen3Config(**_SIZES),
         "mistral": MistralConfig(**_SIZES, sliding_window=6),
@@ -54,6 +80,9 @@ def tiny_configs() -> dict[str, PreTrainedConfig]:
             layer_types=["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
         ),
         "phi3": Phi3Config(**_SIZES, sliding_window=9),
+        "phi3_partial_rope": Phi3Config(
+            **_SIZES, rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        ),
         "gpt_oss": GptOssConfig(**_SIZES, sliding_window=5, num_local_experts=4, num_experts_per_tok=2),
     }
 

@@ -81,6 +81,7 @@ def test_facts_of_the_model(loaded):
     assert loaded.model_info == ModelInfo(
         architecture="LlamaForCausalLM",
         dtype="float32",
+        implementation="native/torch",
         vocab_size=211,
         max_position_embeddings=128,
         num_layers=3,

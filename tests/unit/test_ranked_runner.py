@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine_core.config import EngineSettings
+from engine_core.model_executor.kernels.torch_kernels import TorchKernels
 from engine_core.model_executor.loader import load_model
 from engine_core.model_executor.model_runner import ModelRunner
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
@@ -27,7 +28,7 @@ def model_dir(tmp_path_factory):
 
 def runner_of(model_dir, group) -> ModelRunner:
     loaded = load_model(EngineSettings(model="m", device="cpu"), model_dir, lambda _: None)
-    runner = make_runner(TransformersBackend("m", loaded), loaded, 4, group)
+    runner = make_runner(TransformersBackend("m", loaded), loaded, 4, TorchKernels(), group)
     runner.initialize_kv_cache(40, BLOCK_SIZE)
     return runner
 

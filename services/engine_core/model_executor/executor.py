@@ -38,6 +38,8 @@ class ModelInfo:
     architecture: str
     dtype: str
     vocab_size: int
+    # What computes it, and with which kernels.
+    implementation: str
     # Longest context the model was made for.
     max_position_embeddings: int
     num_layers: int

@@ -15,12 +15,15 @@ import torch
 from engine_core.config import EngineSettings
 from engine_core.model_executor.device_thread import DeviceThread
 from engine_core.model_executor.executor import HEALTH_TIMEOUT_S, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
+from engine_core.model_executor.kernels.interface import Kernels
+from engine_core.model_executor.kernels.torch_kernels import TorchKernels
 from engine_core.model_executor.kv_cache_size import determine_num_blocks
 from engine_core.model_executor.loader import LoadedModel, load_model
 from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.model_runner import ModelRunner
+from engine_core.model_executor.models.backend import ModelBackend
+from engine_core.model_executor.models.choice import choose_backend
 from engine_core.model_executor.models.support import context_limit
-from engine_core.model_executor.models.transformers_backend import TransformersBackend
 from engine_core.model_executor.parallel.ranked_runner import make_runner
 from engine_core.model_executor.parallel.worker_group import WorkerGroup
 from engine_core.model_executor.profiler import TorchProfiler
@@ -45,9 +48,10 @@ class InProcessExecutor:
         self._device = loaded.device
         self._device_thread = DeviceThread(has_thread=settings.async_scheduling and group is None)
         self._profiler = TorchProfiler()
-        backend = TransformersBackend(settings.model, loaded)
-        self._runner: ModelRunner | None = make_runner(backend, loaded, settings.max_num_seqs, group)
-        self._model_info = _describe(loaded, backend, self._runner)
+        kernels = TorchKernels()
+        backend = choose_backend(settings, loaded, kernels, group)
+        self._runner: ModelRunner | None = make_runner(backend, loaded, settings.max_num_seqs, kernels, group)
+        self._model_info = _describe(loaded, backend, kernels, self._runner)
         # The forward pass that is to be sampled from next.
         self._forward: Future[None] | None = None
 
@@ -178,10 +182,11 @@ class InProcessExecutor:
         return [longest] * num_full + ([rest] if rest else [])
 
 
-def _describe(loaded: LoadedModel, backend: TransformersBackend, runner: ModelRunner) -> ModelInfo:
+def _describe(loaded: LoadedModel, backend: ModelBackend, kernels: Kernels, runner: ModelRunner) -> ModelInfo:
     return ModelInfo(
         architecture=type(loaded.module).__name__,
         dtype=str(loaded.dtype).removeprefix("torch."),
+        implementation=f"{backend.name}/{kernels.name}",
         vocab_size=backend.vocab_size,
         max_position_embeddings=context_limit(loaded.config),
         num_layers=len(backend.layer_specs),

@@ -7,7 +7,7 @@ does not suffice, is one sentence and not a crash minutes later.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,11 @@ class LoadedModel:
     device: torch.device
     # Those that are here.
     layers: range
+    # Of the parameters as they were loaded.
+    weight_bytes: int = field(init=False)
 
-    @property
-    def weight_bytes(self) -> int:
-        return sum(parameter.numel() * parameter.element_size() for parameter in self.module.parameters())
+    def __post_init__(self) -> None:
+        self.weight_bytes = sum(parameter.nbytes for parameter in self.module.parameters())
 
 
 def load_model(

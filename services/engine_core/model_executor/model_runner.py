@@ -15,9 +15,10 @@ from engine_core.model_executor.attention.kv_cache import LayerKVCache, LayerSpe
 from engine_core.model_executor.attention.metadata import AttentionMetadata, build_attention_metadata
 from engine_core.model_executor.attention.paged_attention import PagedAttention
 from engine_core.model_executor.input_batch import InputBatch
+from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.kv_cache_groups import tensor_specs
 from engine_core.model_executor.model_weights import ModelWeights
-from engine_core.model_executor.models.transformers_backend import TransformersBackend
+from engine_core.model_executor.models.backend import ModelBackend
 from engine_core.model_executor.sampler.logprobs import pack_prompt, pack_sampled, raw_logprobs
 from engine_core.model_executor.sampler.sampler import sample
 from engine_core.model_executor.sampler.sampling_batch import SAMPLING_DTYPE, SamplingBatch
@@ -44,9 +45,15 @@ class ModelRunner:
     """A model with its KV cache and the record of the requests in it."""
 
     def __init__(
-        self, backend: TransformersBackend, dtype: torch.dtype, device: torch.device, max_num_seqs: int
+        self,
+        backend: ModelBackend,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_num_seqs: int,
+        kernels: Kernels,
     ) -> None:
         self._backend = backend
+        self._kernels = kernels
         self._dtype = dtype
         self._device = device
         self._max_num_seqs = max_num_seqs
@@ -192,7 +199,7 @@ class ModelRunner:
             self._on_device(inputs.input_ids),
             self._on_device(inputs.positions),
             self._on_device(self._logits_indices(inputs)),
-            PagedAttention(caches, metadata),
+            PagedAttention(caches, metadata, self._kernels),
         )
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:

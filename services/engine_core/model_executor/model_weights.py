@@ -5,7 +5,10 @@ Owner: the busy-loop thread. Knows no versions, and no pause.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -14,30 +17,50 @@ from engine_core.model_executor.loader import LoadedModel, load_again
 from engine_core.model_executor.startup_error import StartupError
 
 
+class Packing(Protocol):
+    """Holds the weights in a form of its own, made from the module, which is empty meanwhile."""
+
+    def pack(self) -> None:
+        """Take them from the module."""
+
+    def unpack(self) -> None:
+        """Give them back."""
+
+
 class ModelWeights:
     """Parameters and saved buffers, by their names in the module. What several modules share has one name.
 
     Not always a checkpoint's names: transformers renames and fuses while it loads, as with the experts of a MoE model.
     """
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, packing: Packing | None = None) -> None:
+        """packing: who holds the weights in another form while the model runs."""
         self._loaded = loaded
+        self._packing = packing
+        self._are_discarded = False
         # From the start: a weight that was discarded has lost its own.
         self.shapes = _shapes(loaded.module)
 
     def load(self, directory: Path) -> int:
         """As `Executor.load_weights`: the old ones are there until the new ones are whole."""
         # Beside the old ones on the host, where there is more room.
-        are_discarded = _shapes(self._loaded.module) != self.shapes
-        module = load_again(self._loaded, directory, self._loaded.device if are_discarded else torch.device("cpu"))
+        device = self._loaded.device if self._are_discarded else torch.device("cpu")
+        module = load_again(self._loaded, directory, device)
         self._require_same(module)
         try:
-            return self._take_over(module)
+            with self._in_module():
+                num_bytes = self._take_over(module)
+            self._are_discarded = False
+            return num_bytes
         except Exception as error:
             raise ExecutorFailedError(f"the weights could not all be replaced: {error}") from error
 
     def discard(self) -> int:
         """Let go of the memory; returns the bytes. Buffers stay: they are small."""
+        if self._packing is not None:
+            # The packed form is let go of below, weight by weight.
+            self._packing.unpack()
+        self._are_discarded = True
         freed_bytes = 0
         for parameter in self._loaded.module.parameters():
             freed_bytes += parameter.nbytes
@@ -48,12 +71,22 @@ class ModelWeights:
     @torch.no_grad()
     def update(self, tensors: list[WeightTensor]) -> None:
         """Overwrite some; each keeps its own type."""
-        weights = _weights(self._loaded.module)
-        for tensor in tensors:
-            # torch makes no tensor of an empty buffer, and there is nothing to overwrite.
-            if tensor.data:
-                values = torch.frombuffer(tensor.data, dtype=getattr(torch, tensor.dtype))
-                weights[tensor.name].data.copy_(values.view(tensor.shape))
+        with self._in_module():
+            weights = _weights(self._loaded.module)
+            for tensor in tensors:
+                # torch makes no tensor of an empty buffer, and there is nothing to overwrite.
+                if tensor.data:
+                    values = torch.frombuffer(tensor.data, dtype=getattr(torch, tensor.dtype))
+                    weights[tensor.name].data.copy_(values.view(tensor.shape))
+
+    @contextmanager
+    def _in_module(self) -> Iterator[None]:
+        """The weights are in the module while they change, unless they are discarded."""
+        if self._packing is not None and not self._are_discarded:
+            self._packing.unpack()
+        yield
+        if self._packing is not None:
+            self._packing.pack()
 
     def _require_same(self, other: torch.nn.Module) -> None:
         shapes = _shapes(other)

@@ -10,6 +10,7 @@ import inspect
 import torch
 
 from engine_core.model_executor.attention.context import AttentionContext
+from engine_core.model_executor.attention.core import AttentionOptions
 from engine_core.model_executor.attention.kv_cache import LayerSpec
 from engine_core.model_executor.attention.layer_probe import LayerProbe
 from engine_core.model_executor.kv_cache_groups import LayerGroup, group_layers
@@ -21,7 +22,9 @@ from engine_core.model_executor.startup_error import StartupError
 
 
 class TransformersBackend:
-    """A loaded model behind one call. What it says of its layers and of its vocabulary is found by running it once."""
+    """Implements `ModelBackend`. What it says of its layers and of its vocabulary is found by running it once."""
+
+    name = "transformers"
 
     def __init__(self, model: str, loaded: LoadedModel) -> None:
         self._module = loaded.module
@@ -33,6 +36,8 @@ class TransformersBackend:
         self.vocab_size = self._probe(model, loaded, probe)
         require_probed(model, loaded.config, probe, loaded.layers)
         self.layer_specs: dict[int, LayerSpec] = dict(sorted(probe.specs.items()))
+        # What each layer asks of attention.
+        self.attention_options: dict[int, AttentionOptions] = probe.options
         windows = {layer_idx: options.sliding_window for layer_idx, options in probe.options.items()}
         if len(loaded.layers) < loaded.config.num_hidden_layers:
             # All stages of a pipeline follow the same block tables, and none knows the layers of the others.

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.loader import LoadedModel
 from engine_core.model_executor.model_runner import ModelRunner
-from engine_core.model_executor.models.transformers_backend import TransformersBackend
+from engine_core.model_executor.models.backend import ModelBackend
 from engine_core.model_executor.parallel.worker_group import WorkerGroup
 from engine_core.model_executor.step_inputs import StepInputs
 from engine_core.scheduler.output import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
@@ -24,13 +25,13 @@ from engine_core.structured_output.bitmask import GrammarBitmask
 
 
 def make_runner(
-    backend: TransformersBackend, loaded: LoadedModel, max_num_seqs: int, group: WorkerGroup | None
+    backend: ModelBackend, loaded: LoadedModel, max_num_seqs: int, kernels: Kernels, group: WorkerGroup | None
 ) -> ModelRunner:
     """The runner that fits the worker's place."""
     if group is None:
-        return ModelRunner(backend, loaded.dtype, loaded.device, max_num_seqs)
+        return ModelRunner(backend, loaded.dtype, loaded.device, max_num_seqs, kernels)
     kind = LeadingRunner if group.place.is_leader else FollowingRunner
-    return kind(backend, loaded.dtype, loaded.device, max_num_seqs, group)
+    return kind(backend, loaded.dtype, loaded.device, max_num_seqs, kernels, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +48,14 @@ class LeadingRunner(ModelRunner):
 
     def __init__(
         self,
-        backend: TransformersBackend,
+        backend: ModelBackend,
         dtype: torch.dtype,
         device: torch.device,
         max_num_seqs: int,
+        kernels: Kernels,
         group: WorkerGroup,
     ) -> None:
-        super().__init__(backend, dtype, device, max_num_seqs)
+        super().__init__(backend, dtype, device, max_num_seqs, kernels)
         self._group = group
         self._telling: _Broadcast | None = None
 
@@ -72,13 +74,14 @@ class FollowingRunner(ModelRunner):
 
     def __init__(
         self,
-        backend: TransformersBackend,
+        backend: ModelBackend,
         dtype: torch.dtype,
         device: torch.device,
         max_num_seqs: int,
+        kernels: Kernels,
         group: WorkerGroup,
     ) -> None:
-        super().__init__(backend, dtype, device, max_num_seqs)
+        super().__init__(backend, dtype, device, max_num_seqs, kernels)
         self._group = group
         # Oldest first.
         self._untold: deque[tuple[StepInputs, _Broadcast]] = deque()

@@ -1040,7 +1040,9 @@ class Ready(_message.Message):
     """Class of the model as its configuration names it, LlamaForCausalLM for example."""
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"priority": the engine serves by EngineCoreRequest.priority and client_class, not first come, first served."""
+        """"priority": the engine serves by EngineCoreRequest.priority and client_class, not first come, first served.
+        "model_impl:BACKEND/KERNELS": what computes the model, native/avx512 or transformers/torch for example.
+        """
 
     @_builtins.property
     def structured_output_kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...

@@ -1,0 +1,74 @@
+"""One matrix product of the native decoder, made of one or several of the loaded module.
+
+On a CPU with oneDNN the matrix is packed once into the layout its kernel reads, and the module's own copy is given up:
+nothing is held twice. `unpack` gives it back when the weights themselves are wanted. Owner: the thread that runs the
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn import functional
+
+# Does something with the product, in place: the sum over the workers that share a layer.
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+class FusedLinear:
+    """[T, in] -> [T, out of all parts, side by side]. Lives as long as the weights stay what they are."""
+
+    def __init__(
+        self, parts: Sequence[torch.nn.Linear], *, is_shared: bool = False, reduce: Reduce | None = None
+    ) -> None:
+        """is_shared: somebody else reads the only part's weight, which stays where it is."""
+        self._parts = parts
+        self._is_shared = is_shared
+        self._reduce = reduce
+        weight = _joined([part.weight.data for part in parts])
+        bias = _joined([part.bias.data for part in parts]) if parts[0].bias is not None else None
+        # Opaque to everything but its kernel.
+        self._packed: torch.Tensor | None = None
+        self._product = self._pack(weight, bias) if can_pack(weight) else self._keep(weight, bias)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        product = self._product(x)
+        return product if self._reduce is None else self._reduce(product)
+
+    def unpack(self) -> None:
+        """Give the weights back to the module. No product may be asked for afterwards."""
+        if self._packed is not None and not self._is_shared:
+            self._share_out(self._packed.to_dense())
+        self._packed = None
+
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+        packed = self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        if not self._is_shared:
+            for part in self._parts:
+                part.weight.data = weight.new_empty(0)
+        multiply = torch.ops.mkldnn._linear_pointwise.default
+        return lambda x: multiply(x, packed, bias, "none", [], "")
+
+    def _keep(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+        self._share_out(weight)
+        return lambda x: functional.linear(x, weight, bias)
+
+    def _share_out(self, weight: torch.Tensor) -> None:
+        """Each part's weight becomes a view of the joined one."""
+        sizes = [part.out_features for part in self._parts]
+        for part, rows in zip(self._parts, torch.split(weight, sizes), strict=True):
+            part.weight.data = rows
+
+
+def can_pack(weight: torch.Tensor) -> bool:
+    """Whether oneDNN packs this weight."""
+    if weight.device.type != "cpu" or not torch._C._has_mkldnn:
+        return False
+    return weight.dtype == torch.float32 or (
+        weight.dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
