@@ -29,6 +29,9 @@ class EngineSettings(Settings):
         "auto", description="Weights and activations; auto = the checkpoint's own on a GPU, float32 on a CPU."
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto = cuda where there is one.")
+    cpu_kernels: Literal["auto", "avx512", "avx2", "portable", "torch"] = Field(
+        "auto", description="Instructions of the kernels on a CPU; auto = the best it has, torch = no compiled ones."
+    )
     tensor_parallel_size: int = Field(
         1, ge=1, description="Workers that share each layer, one GPU each; 1 = no workers."
     )
