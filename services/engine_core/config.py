@@ -32,6 +32,9 @@ class EngineSettings(Settings):
     model_impl: Literal["auto", "native", "transformers"] = Field(
         "auto", description="What computes the model; auto = the native decoder where it can, else transformers."
     )
+    cpu_kernels: Literal["auto", "avx512", "avx2", "portable", "torch"] = Field(
+        "auto", description="Instructions of the kernels on a CPU; auto = the best it has, torch = no compiled ones."
+    )
     tensor_parallel_size: int = Field(
         1, ge=1, description="Workers that share each layer, one GPU each; 1 = no workers."
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
@@ -53,6 +54,11 @@ class Settings(BaseSettings):
 def set_default_variable(name: str, value: str) -> None:
     """Set a variable of a library for this process, unless the operator has; to be called before it is loaded."""
     os.environ.setdefault(name, value)
+
+
+def user_cache_dir() -> Path:
+    """Where this user's programs keep what they can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stepwire"
 
 
 def unknown_variables(cls: type[Settings], environ: Mapping[str, str]) -> list[str]:

@@ -15,8 +15,8 @@ import torch
 from engine_core.config import EngineSettings
 from engine_core.model_executor.device_thread import DeviceThread
 from engine_core.model_executor.executor import HEALTH_TIMEOUT_S, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
+from engine_core.model_executor.kernels.choice import choose_kernels
 from engine_core.model_executor.kernels.interface import Kernels
-from engine_core.model_executor.kernels.torch_kernels import TorchKernels
 from engine_core.model_executor.kv_cache_size import determine_num_blocks
 from engine_core.model_executor.loader import LoadedModel, load_model
 from engine_core.model_executor.model_cache import Progress
@@ -48,7 +48,7 @@ class InProcessExecutor:
         self._device = loaded.device
         self._device_thread = DeviceThread(has_thread=settings.async_scheduling and group is None)
         self._profiler = TorchProfiler()
-        kernels = TorchKernels()
+        kernels = choose_kernels(settings, loaded.device, loaded.dtype)
         backend = choose_backend(settings, loaded, kernels, group)
         self._runner: ModelRunner | None = make_runner(backend, loaded, settings.max_num_seqs, kernels, group)
         self._model_info = _describe(loaded, backend, kernels, self._runner)

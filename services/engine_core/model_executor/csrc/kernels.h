@@ -1,0 +1,81 @@
+// What the kernels take, and the table of them that is compiled once for each instruction set.
+#pragma once
+
+#include <stdint.h>
+
+namespace stepwire {
+
+enum Activation : int64_t { kSilu, kGelu, kGeluTanh };
+
+struct Norm {
+  void* residual;
+  const void* x;  // may be null
+  const float* weight;
+  void* out;
+  int64_t num_features;
+  float eps;
+};
+
+struct Rope {
+  void* qkv;
+  const float *cos, *sin;
+  void *keys, *values;
+  const int64_t* slots;
+  const float *query_norm, *key_norm;  // null: no norms
+  float eps;
+  int64_t num_heads, num_kv_heads, head_dim, rotary_half, block_size;
+};
+
+struct ActMul {
+  const void* gate_up;
+  void* out;
+  int64_t num_features;
+  int64_t activation;
+};
+
+struct Attention {
+  const void* query;
+  void* out;
+  const void *keys, *values;
+  const int32_t *block_tables, *seq_lens, *query_starts;
+  int64_t query_stride, table_stride;
+  int64_t num_seqs, num_heads, num_kv_heads, head_dim, block_size;
+  int64_t window;  // 0: none
+  float scale, softcap;  // 0: none
+
+  int64_t group() const { return num_heads / num_kv_heads; }
+};
+
+// Keys [begin, end) of a sequence for one kv head and the one query token at `token`.
+struct DecodePart {
+  int64_t sequence, token, kv_head, begin, end;
+  // Where the unfinished result goes when other parts of the same sequence and head exist: for each head of the group
+  // its maximum and its sum, then for each head its head_dim weighted values. Null: the part is all, and is finished.
+  float* partial;
+};
+
+// Queries [begin, end) of a sequence (counted within this step) for one kv head.
+struct PrefillTile {
+  int64_t sequence, kv_head, begin, end;
+};
+
+struct Kernels {
+  void (*add_rms_norm)(const Norm&, int64_t begin, int64_t end);
+  void (*rope_and_cache)(const Rope&, int64_t begin, int64_t end);
+  void (*act_mul)(const ActMul&, int64_t begin, int64_t end);
+  // Bytes of scratch memory, aligned to 64, that a thread needs for any part or tile.
+  int64_t (*scratch_size)(const Attention&);
+  void (*decode)(const Attention&, const DecodePart*, int64_t num_parts, char* scratch);
+  // Finishes what all parts of one sequence and head left behind.
+  void (*merge)(const Attention&, const DecodePart*, int64_t num_parts);
+  void (*prefill)(const Attention&, const PrefillTile&, char* scratch);
+  // Query tokens of one tile.
+  int64_t (*tile_queries)(const Attention&);
+};
+
+// One for each instruction set this library is compiled for; the machine must have it.
+const Kernels* avx512_kernels(bool is_bfloat16);
+const Kernels* avx2_kernels(bool is_bfloat16);
+const Kernels* portable_kernels(bool is_bfloat16);
+
+}  // namespace stepwire

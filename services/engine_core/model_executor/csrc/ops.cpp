@@ -1,0 +1,257 @@
+// The kernels as torch operators: checks of types and shapes, the choice of the instruction set, and the threads.
+//
+// STEPWIRE_NAMESPACE names the operators; with STEPWIRE_DEBUG they check also what the tensors hold.
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <atomic>
+
+#include "instruction_sets.h"
+#include "plan.h"
+
+#if defined(STEPWIRE_DEBUG)
+#include "checks.h"
+#endif
+
+namespace stepwire {
+namespace {
+
+using at::Tensor;
+
+// Numbers that a thread handles in about the time that it takes to wake it up.
+constexpr int64_t kNumbersPerThread = 1 << 14;
+// The same for attention: products of a query head with a key, times the size of a head.
+constexpr int64_t kProductsPerThread = 1 << 16;
+
+const Kernels& kernels_of(int64_t instruction_set, const Tensor& tensor) {
+  const bool is_bfloat16 = tensor.scalar_type() == at::kBFloat16;
+  TORCH_CHECK(is_bfloat16 || tensor.scalar_type() == at::kFloat, "the kernels work on float32 and bfloat16, not ",
+              tensor.scalar_type());
+  const Kernels* kernels = find_kernels(instruction_set, is_bfloat16);
+  TORCH_CHECK(kernels, "this machine lacks the instructions of set ", instruction_set);
+  return *kernels;
+}
+
+void check_rows(const Tensor& tensor, const Tensor& like, int64_t rows, int64_t columns, const char* name) {
+  TORCH_CHECK(tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == columns && tensor.is_contiguous() &&
+                  tensor.scalar_type() == like.scalar_type(),
+              name, " must be contiguous, [", rows, ", ", columns, "] and of the same type, not ", tensor.sizes());
+}
+
+void check_floats(const Tensor& tensor, int64_t count, const char* name) {
+  TORCH_CHECK(tensor.numel() == count && tensor.is_contiguous() && tensor.scalar_type() == at::kFloat, name,
+              " must be ", count, " contiguous float32 numbers, not ", tensor.sizes());
+}
+
+template <typename Index>
+void check_indices(const Tensor& tensor, int64_t count, const char* name) {
+  TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == count && tensor.is_contiguous() &&
+                  tensor.scalar_type() == c10::CppTypeToScalarType<Index>::value,
+              name, " must be ", count, " contiguous numbers of ", sizeof(Index), " bytes, not ", tensor.sizes());
+}
+
+void check_cache(const Tensor& keys, const Tensor& values, const Tensor& like) {
+  TORCH_CHECK(keys.dim() == 4 && keys.sizes() == values.sizes() && keys.is_contiguous() && values.is_contiguous() &&
+                  keys.scalar_type() == like.scalar_type() && values.scalar_type() == like.scalar_type(),
+              "keys and values must be contiguous, [blocks, heads, slots, features] and of the same type");
+}
+
+void add_rms_norm(const Tensor& residual, const std::optional<Tensor>& x, const Tensor& weight, double eps,
+                  const Tensor& out, int64_t instruction_set) {
+  TORCH_CHECK(residual.dim() == 2, "residual must have two dimensions");
+  const int64_t rows = residual.size(0), n = residual.size(1);
+  check_rows(residual, residual, rows, n, "residual");
+  check_rows(out, residual, rows, n, "out");
+  if (x) check_rows(*x, residual, rows, n, "x");
+  check_floats(weight, n, "weight");
+  const Kernels& kernels = kernels_of(instruction_set, residual);
+  const Norm norm{residual.mutable_data_ptr(), x ? x->const_data_ptr() : nullptr, weight.const_data_ptr<float>(),
+                  out.mutable_data_ptr(),      n,                                  (float)eps};
+  at::parallel_for(0, rows, std::max<int64_t>(1, kNumbersPerThread / std::max<int64_t>(n, 1)),
+                   [&](int64_t begin, int64_t end) { kernels.add_rms_norm(norm, begin, end); });
+}
+
+void rope_and_cache(const Tensor& qkv, const Tensor& cos, const Tensor& sin, const Tensor& keys, const Tensor& values,
+                    const Tensor& slots, const std::optional<Tensor>& query_norm,
+                    const std::optional<Tensor>& key_norm, double eps, int64_t instruction_set) {
+  check_cache(keys, values, qkv);
+  const int64_t num_kv_heads = keys.size(1), head_dim = keys.size(3);
+  TORCH_CHECK(qkv.dim() == 2 && qkv.is_contiguous() && head_dim > 0 && qkv.size(1) % head_dim == 0 &&
+                  qkv.size(1) / head_dim > 2 * num_kv_heads,
+              "qkv must be contiguous, [tokens, (query heads + 2 * ", num_kv_heads, ") * ", head_dim, "], not ",
+              qkv.sizes());
+  const int64_t tokens = qkv.size(0), half = cos.dim() == 2 ? cos.size(1) : -1;
+  TORCH_CHECK(half >= 0 && 2 * half <= head_dim, "cos must be [tokens, at most ", head_dim / 2, "], not ", cos.sizes());
+  check_floats(cos, tokens * half, "cos");
+  check_floats(sin, tokens * half, "sin");
+  check_indices<int64_t>(slots, tokens, "slots");
+  TORCH_CHECK(query_norm.has_value() == key_norm.has_value(), "norms of queries and keys come together");
+  if (query_norm) {
+    check_floats(*query_norm, head_dim, "query_norm");
+    check_floats(*key_norm, head_dim, "key_norm");
+  }
+#if defined(STEPWIRE_DEBUG)
+  check_slots(slots, keys);
+#endif
+  const Kernels& kernels = kernels_of(instruction_set, qkv);
+  const Rope rope{
+      qkv.mutable_data_ptr(),
+      cos.const_data_ptr<float>(),
+      sin.const_data_ptr<float>(),
+      keys.mutable_data_ptr(),
+      values.mutable_data_ptr(),
+      slots.const_data_ptr<int64_t>(),
+      query_norm ? query_norm->const_data_ptr<float>() : nullptr,
+      key_norm ? key_norm->const_data_ptr<float>() : nullptr,
+      (float)eps,
+      qkv.size(1) / head_dim - 2 * num_kv_heads,
+      num_kv_heads,
+      head_dim,
+      half,
+      keys.size(2),
+  };
+  at::parallel_for(0, tokens, std::max<int64_t>(1, kNumbersPerThread / qkv.size(1)),
+                   [&](int64_t begin, int64_t end) { kernels.rope_and_cache(rope, begin, end); });
+}
+
+void act_mul(const Tensor& gate_up, int64_t activation, const Tensor& out, int64_t instruction_set) {
+  TORCH_CHECK(gate_up.dim() == 2 && out.dim() == 2, "gate_up and out must have two dimensions");
+  const int64_t rows = out.size(0), n = out.size(1);
+  check_rows(gate_up, out, rows, 2 * n, "gate_up");
+  check_rows(out, out, rows, n, "out");
+  const Kernels& kernels = kernels_of(instruction_set, out);
+  const ActMul act{gate_up.const_data_ptr(), out.mutable_data_ptr(), n, activation};
+  at::parallel_for(0, rows, std::max<int64_t>(1, kNumbersPerThread / std::max<int64_t>(n, 1)),
+                   [&](int64_t begin, int64_t end) { kernels.act_mul(act, begin, end); });
+}
+
+// Memory of this thread that lasts, aligned for vectors.
+char* scratch(int64_t size) {
+  thread_local std::vector<char> memory;
+  if ((int64_t)memory.size() < size + 64) memory.resize(size + 64);
+  return (char*)(((uintptr_t)memory.data() + 63) / 64 * 64);
+}
+
+// Parts of one sequence and head lie side by side; each gets its place for an unfinished result.
+void give_partials(const Attention& a, Plan& plan, std::vector<float>& memory) {
+  const auto is_whole = [&](const DecodePart& part) {
+    return part.begin == first_visible(a, a.seq_lens[part.sequence] - 1) && part.end == a.seq_lens[part.sequence];
+  };
+  const int64_t size = a.group() * (a.head_dim + 2);
+  int64_t count = 0;
+  for (const DecodePart& part : plan.parts) count += !is_whole(part);
+  if ((int64_t)memory.size() < count * size) memory.resize(count * size);
+  float* next = memory.data();
+  for (DecodePart& part : plan.parts) {
+    if (is_whole(part)) continue;
+    part.partial = next;
+    next += size;
+  }
+}
+
+void merge_partials(const Kernels& kernels, const Attention& a, const Plan& plan) {
+  const size_t count = plan.parts.size();
+  for (size_t i = 0; i < count;) {
+    size_t end = i + 1;
+    const DecodePart& first = plan.parts[i];
+    while (end < count && plan.parts[end].sequence == first.sequence && plan.parts[end].kv_head == first.kv_head) end++;
+    if (first.partial) kernels.merge(a, &first, (int64_t)(end - i));
+    i = end;
+  }
+}
+
+void attend(const Kernels& kernels, const Attention& a) {
+  thread_local Plan plan;
+  thread_local std::vector<float> partials;
+  Plan& the_plan = plan;
+  const int64_t scratch_size = kernels.scratch_size(a);
+  the_plan.work = 0;
+  plan_prefills(a, kernels.tile_queries(a), the_plan);
+  int num_threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+  plan_decodes(a, num_threads, the_plan);
+  if (the_plan.work * a.group() * a.head_dim < 2 * kProductsPerThread && num_threads > 1) {
+    the_plan.work = 0;
+    plan_decodes(a, num_threads = 1, the_plan);
+  }
+  give_partials(a, the_plan, partials);
+  std::atomic<size_t> next_tile{0};
+  at::parallel_for(0, num_threads, 1, [&](int64_t begin, int64_t end) {
+    char* memory = scratch(scratch_size);
+    for (int64_t thread = begin; thread < end; thread++) {
+      const int64_t first = the_plan.thread_starts[thread];
+      kernels.decode(a, the_plan.parts.data() + first, the_plan.thread_starts[thread + 1] - first, memory);
+    }
+    for (size_t i = next_tile++; i < the_plan.tiles.size(); i = next_tile++)
+      kernels.prefill(a, the_plan.tiles[i], memory);
+  });
+  merge_partials(kernels, a, the_plan);
+}
+
+void paged_attention(const Tensor& query, const Tensor& keys, const Tensor& values, const Tensor& block_tables,
+                     const Tensor& seq_lens, const Tensor& query_starts, double scale, int64_t window, double softcap,
+                     const Tensor& out, int64_t instruction_set) {
+  check_cache(keys, values, query);
+  TORCH_CHECK(query.dim() == 3 && query.stride(2) == 1 && query.stride(1) == query.size(2), "heads must be contiguous");
+  const int64_t num_heads = query.size(1), head_dim = query.size(2), num_kv_heads = keys.size(1);
+  TORCH_CHECK(head_dim == keys.size(3) && num_kv_heads > 0 && num_heads % num_kv_heads == 0, "query ", query.sizes(),
+              " does not fit keys ", keys.sizes());
+  TORCH_CHECK(out.sizes() == query.sizes() && out.is_contiguous() && out.scalar_type() == query.scalar_type(),
+              "out must be contiguous, of the query's shape and type");
+  TORCH_CHECK(block_tables.dim() == 2 && block_tables.stride(1) == 1 && block_tables.scalar_type() == at::kInt,
+              "block_tables must be int32 rows");
+  const int64_t num_seqs = block_tables.size(0);
+  check_indices<int32_t>(seq_lens, num_seqs, "seq_lens");
+  check_indices<int32_t>(query_starts, num_seqs + 1, "query_starts");
+  TORCH_CHECK(window >= 0, "a window has at least one token");
+#if defined(STEPWIRE_DEBUG)
+  check_batch(query, keys, block_tables, seq_lens, query_starts);
+#endif
+  const Attention attention{
+      query.const_data_ptr(),
+      out.mutable_data_ptr(),
+      keys.const_data_ptr(),
+      values.const_data_ptr(),
+      block_tables.const_data_ptr<int32_t>(),
+      seq_lens.const_data_ptr<int32_t>(),
+      query_starts.const_data_ptr<int32_t>(),
+      query.stride(0),
+      block_tables.stride(0),
+      num_seqs,
+      num_heads,
+      num_kv_heads,
+      head_dim,
+      keys.size(2),
+      window,
+      (float)scale,
+      (float)softcap,
+  };
+  attend(kernels_of(instruction_set, query), attention);
+}
+
+bool has_instruction_set(int64_t instruction_set) { return find_kernels(instruction_set, false) != nullptr; }
+
+}  // namespace
+}  // namespace stepwire
+
+TORCH_LIBRARY(STEPWIRE_NAMESPACE, m) {
+  m.def("has_instruction_set(int instruction_set) -> bool", stepwire::has_instruction_set);
+  m.def(
+      "add_rms_norm(Tensor(a!) residual, Tensor? x, Tensor weight, float eps, Tensor(b!) out, int instruction_set) "
+      "-> ()");
+  m.def(
+      "rope_and_cache(Tensor(a!) qkv, Tensor cos, Tensor sin, Tensor(b!) keys, Tensor(c!) values, Tensor slots, "
+      "Tensor? query_norm, Tensor? key_norm, float eps, int instruction_set) -> ()");
+  m.def("act_mul(Tensor gate_up, int activation, Tensor(a!) out, int instruction_set) -> ()");
+  m.def(
+      "paged_attention(Tensor query, Tensor keys, Tensor values, Tensor block_tables, Tensor seq_lens, "
+      "Tensor query_starts, float scale, int window, float softcap, Tensor(a!) out, int instruction_set) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(STEPWIRE_NAMESPACE, CPU, m) {
+  m.impl("add_rms_norm", stepwire::add_rms_norm);
+  m.impl("rope_and_cache", stepwire::rope_and_cache);
+  m.impl("act_mul", stepwire::act_mul);
+  m.impl("paged_attention", stepwire::paged_attention);
+}

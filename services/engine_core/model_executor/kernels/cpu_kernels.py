@@ -1,0 +1,83 @@
+"""The kernels in C++, for one instruction set of this machine's CPU.
+
+Owner: the thread that runs the model. Per call nothing is done here but to name the arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine_core.model_executor.attention.core import AttentionOptions
+from engine_core.model_executor.attention.kv_cache import LayerKVCache
+from engine_core.model_executor.attention.metadata import AttentionMetadata
+from engine_core.model_executor.kernels.cpu_build import INSTRUCTION_SETS
+from engine_core.model_executor.kernels.interface import Activation, QKNorm
+from engine_core.model_executor.kernels.torch_kernels import TorchKernels
+
+# Numbers as in csrc/kernels.h.
+_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+
+
+class CpuKernels:
+    """Implements `Kernels` for float32 and bfloat16."""
+
+    def __init__(self, operators: Any, instruction_set: str) -> None:
+        self.name = instruction_set
+        self._set = INSTRUCTION_SETS.index(instruction_set)
+        # The overloads themselves: asking the namespace for them costs as much as a small kernel.
+        self._add_rms_norm = operators.add_rms_norm.default
+        self._rope_and_cache = operators.rope_and_cache.default
+        self._paged_attention = operators.paged_attention.default
+        self._act_mul = operators.act_mul.default
+        self._fallback = TorchKernels()
+
+    def add_rms_norm(
+        self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor
+    ) -> None:
+        self._add_rms_norm(residual, x, weight, eps, out, self._set)
+
+    def rope_and_cache(
+        self,
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: LayerKVCache,
+        slot_mapping: torch.Tensor,
+        qk_norm: QKNorm | None,
+    ) -> None:
+        query_norm, key_norm, eps = (None, None, 0.0)
+        if qk_norm is not None:
+            query_norm, key_norm, eps = qk_norm.query_weight, qk_norm.key_weight, qk_norm.eps
+        self._rope_and_cache(
+            qkv, cos, sin, cache.keys, cache.values, slot_mapping, query_norm, key_norm, eps, self._set
+        )
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        cache: LayerKVCache,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+        out: torch.Tensor,
+    ) -> None:
+        if options.sinks is not None or not options.is_causal:
+            self._fallback.paged_attention(query, cache, metadata, options, out)
+            return
+        self._paged_attention(
+            query,
+            cache.keys,
+            cache.values,
+            metadata.block_tables,
+            metadata.seq_lens,
+            metadata.query_start_loc,
+            options.scale,
+            options.sliding_window or 0,
+            options.softcap or 0.0,
+            out,
+            self._set,
+        )
+
+    def act_mul(self, gate_up: torch.Tensor, activation: Activation, out: torch.Tensor) -> None:
+        self._act_mul(gate_up, _ACTIVATIONS[activation], out, self._set)
