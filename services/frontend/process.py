@@ -16,8 +16,8 @@ from collections.abc import Coroutine
 from frontend.admin_server import AdminServer
 from frontend.config import FrontendSettings
 from frontend.drain import FrontendDrain
-from frontend.garbage import GarbageDuty
 from frontend.engine_client.connection_state import ClientIdentity
+from frontend.garbage import GarbageDuty
 from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
 from frontend.server import PublicServer
