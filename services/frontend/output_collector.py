@@ -121,7 +121,7 @@ class OutputCollector:
         if is_first:
             slot.since = self._clock()
         # The first chunk goes at once.
-        if choice not in self._started or slot.num_tokens >= self._min_chunk_tokens:
+        if slot.ripe_since is None and (slot.num_tokens >= self._min_chunk_tokens or choice not in self._started):
             self._ripen(slot)
         slot.pieces.append(text)
         slot.token_ids.extend(token_ids)
@@ -132,7 +132,7 @@ class OutputCollector:
         slot.num_bytes += num_bytes
         self._unread_bytes += num_bytes
         # The first part starts the delay of its chunk, which the handler has to watch.
-        if is_first or self._ripe_time(slot) is not None:
+        if self._waiter is not None and (is_first or self._ripe_time(slot) is not None):
             self._wake()
 
     def finish(self, finished: ChoiceFinished) -> None:
