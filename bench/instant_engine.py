@@ -50,7 +50,16 @@ class InstantExecutor:
 
     @property
     def model_info(self) -> ModelInfo:
-        return ModelInfo("Instant", "float32", VOCAB_SIZE, 4096, num_layers=1, kv_bytes_per_token=1, weight_bytes=0)
+        return ModelInfo(
+            architecture="Instant",
+            dtype="float32",
+            vocab_size=VOCAB_SIZE,
+            implementation="instant",
+            max_position_embeddings=4096,
+            num_layers=1,
+            kv_bytes_per_token=1,
+            weight_bytes=0,
+        )
 
     @property
     def max_concurrent_batches(self) -> int:

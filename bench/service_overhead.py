@@ -106,7 +106,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 def rows() -> list[dict[str, object]]:
     """The rows of bench/results for the service around a model that takes no time."""
-    at_once, paced = measure_service(256), measure_service(64, step_ms=50.0)
+    at_once, paced = measure_service(256), measure_service(64, step_ms=50.0, num_rounds=1)
     figures = (
         ("service, tokens/s", "c = 256, model at once", at_once.tokens_per_s, 20_000, "higher"),
         ("frontend, CPU µs a token", "c = 256, model at once", at_once.frontend_us, 25, "lower"),
@@ -126,7 +126,7 @@ def main() -> None:
     columns = ("c", "step ms", "tok/s", "tok/message", "client µs", "frontend µs", "engine µs", "loop µs", "waited µs")
     table = Table(*columns, title="CPU µs a token, loop µs a step")
     for concurrency, step_ms in ((64, 0.0), (256, 0.0), (64, 50.0), (256, 100.0)):
-        cost = measure_service(concurrency, step_ms=step_ms)
+        cost = measure_service(concurrency, step_ms=step_ms, num_rounds=1 if step_ms else 4)
         figures = (cost.tokens_per_message, cost.client_us, cost.frontend_us, cost.engine_us, cost.loop_us)
         cells = (f"{figure:.1f}" for figure in (*figures, cost.waited_us))
         table.add_row(str(concurrency), f"{step_ms:g}", f"{cost.tokens_per_s:.0f}", *cells)
