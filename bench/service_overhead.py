@@ -46,7 +46,7 @@ class ServiceCost:
 
 
 def measure_service(
-    concurrency: int, *, step_ms: float = 0.0, num_tokens: int = 128, num_rounds: int = 4
+    concurrency: int, *, step_ms: float = 0.0, num_tokens: int = 128, num_rounds: int = 4, model_dir: Path = MODEL
 ) -> ServiceCost:
     """Start both services and a client, `num_rounds` requests on each of `concurrency` streams."""
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
@@ -56,7 +56,7 @@ def measure_service(
         engine, port = stack.enter_context(_service(script, "--port", "0", *engine_flags))
         frontend, frontend_port = stack.enter_context(
             _service("-m", "frontend", "--port", "0", "--admin-port", "0", "--metrics-port", "0",
-                     "--tokenizer", str(MODEL), "--engine-endpoints", f"127.0.0.1:{port}")
+                     "--tokenizer", str(model_dir), "--engine-endpoints", f"127.0.0.1:{port}")
         )  # fmt: skip
         numbers = (concurrency, concurrency * num_rounds, num_tokens, frontend.pid, engine.pid)
         client = [sys.executable, str(HERE / "stream_client.py"), f"127.0.0.1:{frontend_port}", *map(str, numbers)]
