@@ -70,6 +70,7 @@ check-protos: $(INSTALLED) ## The stubs match protos/; buf lint, format and brea
 
 bench: $(INSTALLED) ## Time of the step loop around the model; both kinds of scheduling on the real model
 	@$(BIN)/python bench/step_overhead.py
+	@$(BIN)/python bench/service_overhead.py
 	@$(BIN)/python bench/async_scheduling.py
 
 system-deps: ## Programs of Debian and npm that some tests need (Debian packages: as root)

@@ -50,7 +50,14 @@ class InstantExecutor:
     @property
     def model_info(self) -> ModelInfo:
         return ModelInfo(
-            "Instant", "float32", "instant", 1000, 4096, num_layers=1, kv_bytes_per_token=1, weight_bytes=0
+            architecture="Instant",
+            dtype="float32",
+            vocab_size=1000,
+            implementation="instant",
+            max_position_embeddings=4096,
+            num_layers=1,
+            kv_bytes_per_token=1,
+            weight_bytes=0,
         )
 
     @property

@@ -39,6 +39,9 @@ class EngineSettings(Settings):
         1, ge=1, description="Workers that share each layer, one GPU each; 1 = no workers."
     )
     pipeline_parallel_size: int = Field(1, ge=1, description="Groups of workers that share the layers out.")
+    num_threads: int = Field(
+        0, ge=0, le=1024, description="Math threads on a CPU; 0 = one for each usable core, with workers one in each."
+    )
     seed_of_hashes: str = Field("stepwire", description="Start of every block hash chain; equal on engines that agree.")
 
     host: str = Field("127.0.0.1", description="Address of the engine port.")

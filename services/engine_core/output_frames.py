@@ -6,7 +6,7 @@ log-probabilities: of a whole prompt, and of many tokens for a frontend that is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs
@@ -25,12 +25,19 @@ def size_of(output: EngineCoreOutput) -> int:
     return size
 
 
+def size_of_all(outputs: Sequence[EngineCoreOutput]) -> int:
+    """The same for many, most of which are one token and nothing else."""
+    size = _OUTPUT_BYTES * len(outputs) + _TOKEN_BYTES * sum([len(output.new_token_ids) for output in outputs])
+    rows = [rows for output in outputs for rows in (output.logprobs, output.prompt_logprobs) if rows is not None]
+    return size + sum(part.num_bytes for part in rows)
+
+
 def cut(batch: EngineCoreOutputs, max_bytes: int = MAX_FRAME_BYTES) -> Iterator[EngineCoreOutputs]:
     """The batch as one frame, or as several in order; the stats are in the last one.
 
     A frame is larger than the limit only where one row is.
     """
-    if sum(map(size_of, batch.outputs)) <= max_bytes:
+    if size_of_all(batch.outputs) <= max_bytes:
         yield batch
         return
     outputs: list[EngineCoreOutput] = []

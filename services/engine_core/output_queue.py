@@ -6,11 +6,15 @@ thread of the session (the handler thread of its stream) takes what is there, me
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from engine_core.messages import EngineCoreDead, OutputMessage
-from engine_core.output_frames import size_of
+from engine_core.output_frames import size_of_all
 from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs
 from engine_core.scheduler.request import RequestKey
 from stepwire.packed_logprobs import PackedLogprobs
@@ -19,19 +23,32 @@ from stepwire.packed_logprobs import PackedLogprobs
 _MESSAGE_BYTES = 64
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Nothing after it is written."""
+
+    last: OutputMessage | None
+
+
 class Outbox:
-    """Messages waiting for one stream. Put by any thread, taken by the output thread of the session."""
+    """Messages waiting for one stream. Put by any thread, taken by the output thread of the session.
+
+    Without a lock, which the output thread might hold while it waits for the interpreter: appending is one operation,
+    and what must be the last is marked in the line itself.
+    """
 
     def __init__(self, max_bytes: int, max_age_s: float, clock: Callable[[], float]) -> None:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._clock = clock
-        self._ready = threading.Condition()
-        self._waiting: list[OutputMessage] = []
-        self._waiting_bytes = 0
+        self._waiting: deque[OutputMessage | _End] = deque()
+        # Holds something whenever `_waiting` may.
+        self._wake_ups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._last_taken = clock()
         self._is_ended = False
         self._is_cut = False
+        # The output thread has met the end.
+        self._is_done = False
         # The output thread has returned from its stream: nothing more will be written.
         self._is_closed = threading.Event()
 
@@ -40,46 +57,56 @@ class Outbox:
 
     def put(self, message: OutputMessage) -> None:
         """Queue a message; dropped after the end, when nobody will read it."""
-        with self._ready:
-            if self._is_ended:
-                return
-            if not self._waiting:
-                self._last_taken = self._clock()
-            self._waiting.append(message)
-            self._waiting_bytes += _size_of(message)
-            self._ready.notify()
+        if not self._is_ended:
+            self._append(message)
 
     def end(self, last: OutputMessage | None = None, *, discard: bool = False) -> None:
         """Nothing follows `last`: the output thread writes what waits, unless it is discarded, and ends the stream."""
-        with self._ready:
-            if last is not None and not self._is_ended:
-                self._waiting.append(last)
-            if discard:
-                self._waiting.clear()
-                self._is_cut = True
-            self._is_ended = True
-            self._ready.notify()
+        self._is_ended = True
+        if discard:
+            self._is_cut = True
+            self._waiting.clear()
+        self._append(_End(last))
+
+    def _append(self, item: OutputMessage | _End) -> None:
+        if not self._waiting:
+            self._last_taken = self._clock()
+        self._waiting.append(item)
+        self._wake_ups.put(None)
 
     def is_too_far_behind(self) -> bool:
         """More than the limit waits, or it waits longer than the limit: the session is to be cut.
 
         Stays true once the outbox was cut, until its stream is over: the output thread may hang in a write.
         """
-        with self._ready:
-            is_late = bool(self._waiting) and self._clock() - self._last_taken > self._max_age_s
-            return is_late or self._waiting_bytes > self._max_bytes or self._is_cut
+        waiting = list(self._waiting)
+        is_late = bool(waiting) and self._clock() - self._last_taken > self._max_age_s
+        return is_late or self._is_cut or sum(map(_size_of, waiting)) > self._max_bytes
 
     def take(self) -> list[OutputMessage] | None:
         """Wait for messages and take them all, outputs merged; None = the end."""
-        with self._ready:
-            while not self._waiting and not self._is_ended:
-                self._ready.wait()
-            if not self._waiting:
-                return None
-            messages, self._waiting = self._waiting, []
-            self._waiting_bytes = 0
-            self._last_taken = self._clock()
-        return coalesce(messages)
+        while not self._is_done:
+            self._wake_ups.get()
+            while not self._wake_ups.empty():
+                self._wake_ups.get()
+            messages = self._take_waiting()
+            if messages:
+                return coalesce(messages)
+        return None
+
+    def _take_waiting(self) -> list[OutputMessage]:
+        self._last_taken = self._clock()
+        messages: list[OutputMessage] = []
+        # Another thread may discard what waits: then there is nothing to pop, whatever was seen before.
+        with contextlib.suppress(IndexError):
+            while not self._is_done:
+                item = self._waiting.popleft()
+                if isinstance(item, _End):
+                    self._is_done = True
+                    messages += [] if item.last is None else [item.last]
+                else:
+                    messages.append(item)
+        return [] if self._is_cut else messages
 
     def close(self) -> None:
         """Called by the output thread when its stream is over."""
@@ -118,15 +145,14 @@ class OutputQueue:
                 del self._outboxes[session_id]
 
     def put(self, session_id: str, message: OutputMessage) -> None:
-        """To one session; dropped when it is gone."""
-        with self._lock:
-            outbox = self._outboxes.get(session_id)
+        """To one session; dropped when it is gone. Takes no lock, so that the loop waits for nobody."""
+        outbox = self._outboxes.get(session_id)
         if outbox is not None:
             outbox.put(message)
 
     def put_all(self, message: OutputMessage) -> None:
-        """To every session."""
-        for outbox in self._snapshot():
+        """To every session, without a lock as well."""
+        for outbox in list(self._outboxes.values()):
             outbox.put(message)
 
     def put_dead(self, dead: EngineCoreDead) -> None:
@@ -149,8 +175,7 @@ class OutputQueue:
 
     def too_far_behind(self) -> list[str]:
         """Sessions whose frontend does not read."""
-        with self._lock:
-            outboxes = dict(self._outboxes)
+        outboxes = self._outboxes.copy()
         return [session_id for session_id, outbox in outboxes.items() if outbox.is_too_far_behind()]
 
     @property
@@ -207,7 +232,7 @@ def _join(parts: Iterable[PackedLogprobs | None]) -> PackedLogprobs | None:
     return PackedLogprobs.join(rows) if rows else None
 
 
-def _size_of(message: OutputMessage) -> int:
+def _size_of(message: OutputMessage | _End) -> int:
     if not isinstance(message, EngineCoreOutputs):
         return _MESSAGE_BYTES
-    return _MESSAGE_BYTES + sum(map(size_of, message.outputs))
+    return _MESSAGE_BYTES + size_of_all(message.outputs)

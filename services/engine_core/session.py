@@ -61,8 +61,11 @@ class Session:
         """Called before a message is written: its finishes close requests, and the last one may end a goodbye."""
         if not isinstance(message, EngineCoreOutputs):
             return
+        ended = [output.key[1] for output in message.outputs if output.finish is not None]
+        if not ended:
+            return
         with self._lock:
-            self._live.difference_update(output.key[1] for output in message.outputs if output.finish is not None)
+            self._live.difference_update(ended)
         self._end_if_done()
 
     def leave(self) -> None:

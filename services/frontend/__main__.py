@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -42,9 +41,7 @@ async def _serve(settings: FrontendSettings) -> None:
     await process.start()
     if settings.owner == "parent":
         _watch_parent(lambda: loop.call_soon_threadsafe(lambda: process.request_stop(at_once=True)))
-    # What exists now lives as long as the process: the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
+    process.freeze_garbage()
     await process.run()
 
 

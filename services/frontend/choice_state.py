@@ -75,11 +75,31 @@ class ChoiceState:
         else:
             self._detokenizer = self._prime(request, tokenizer) if request.output.text else None
         self._num_tokens = self._num_resumed
+        # No text is searched or held back, and nothing comes with a token.
+        self._can_be_plain = self._matcher is None and self._logprobs is None
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated for this call."""
         return self._num_tokens - self._num_resumed
+
+    def take_plain(self, token_id: int) -> str:
+        """Take a token whose text is known and goes out at once; empty, and nothing has changed, for any other."""
+        if (
+            self._detokenizer is None
+            or not self._can_be_plain
+            or self._echo_text is not None
+            or not self._held.is_empty
+        ):
+            return ""
+        piece = self._detokenizer.step_plain(token_id)
+        if piece:
+            self._num_tokens += 1
+        return piece
+
+    @property
+    def shows_token_ids(self) -> bool:
+        return self._output.token_ids
 
     def process(self, output: EngineOutput) -> ChoiceNews:
         """Take the news of one step. Must not be called again once it returned a reason."""

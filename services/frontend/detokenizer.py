@@ -5,7 +5,8 @@ bytes stay invalid or tokens have no text, and it has no flush.
 
 How: a short window of the latest tokens is decoded as a whole and compared with what was sent of it, because a token's
 text depends on its neighbours (characters split over tokens, spaces dropped at the start). The window is cut as soon
-as its tail alone decodes to the same text, so the cost of a token does not grow with the answer.
+as its tail alone decodes to the same text, so the cost of a token does not grow with the answer. Where tokens spell
+bytes, one that is whole characters needs none of this: its text does not depend on its neighbours.
 
 Pure and owned by one choice. Never raises for an id without a token: such ids have no text.
 """
@@ -37,6 +38,7 @@ class Detokenizer:
         self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> None:
         self._tokenizer = tokenizer
+        self._plain_texts = tokenizer.plain_texts
         self._max_token_id = tokenizer.max_token_id
         # Left out before decoding, so that they cannot separate neighbours; a full decode does the same.
         self._hidden_ids = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
@@ -63,6 +65,9 @@ class Detokenizer:
 
     def step(self, token_id: int) -> str:
         """The text this token completes; empty while a character is unfinished."""
+        piece = self.step_plain(token_id)
+        if piece:
+            return piece
         if not self._has_text(token_id):
             return ""
         self._window.append(token_id)
@@ -76,6 +81,18 @@ class Detokenizer:
         piece = self._send(len(self._text) - _num_unfinished(self._text))
         if len(self._window) > _MAX_WINDOW:
             self._cut_window()
+        return piece
+
+    def step_plain(self, token_id: int) -> str:
+        """The same for a token that can be told without decoding; empty, and nothing has changed, for any other."""
+        piece = self._plain_texts[token_id]
+        if not piece or token_id in self._hidden_ids or self.has_unfinished:
+            return ""
+        # Nothing before it is needed any more.
+        self._window[:] = (token_id,)
+        self._text = piece
+        self._num_sent = len(piece)
+        self._num_safe = 1
         return piece
 
     def flush(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepwire.errors import StepwireError
 from stepwire.packed_logprobs import PackedLogprobs
@@ -44,9 +45,11 @@ class EngineFinish:
     preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineOutput:
-    """News of one handle from one step. Times are the engine's monotonic clock in ns; never mixed with our own."""
+class EngineOutput(NamedTuple):
+    """News of one handle from one step. Times are the engine's monotonic clock in ns; never mixed with our own.
+
+    A tuple, because there is one for every token.
+    """
 
     handle: int
     new_token_ids: Sequence[int] = ()
@@ -60,3 +63,8 @@ class EngineOutput:
     logprobs: PackedLogprobs | None = None
     # The next rows of the prompt.
     prompt_logprobs: PackedLogprobs | None = None
+
+    @property
+    def has_news(self) -> bool:
+        """There is more in it than tokens and their log-probabilities."""
+        return bool(self.events) or self.finish is not None or self.cached_prompt_tokens is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepwire.packed_logprobs import PackedLogprobs
 
@@ -42,11 +43,11 @@ class PromptReady:
     cached_prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceDelta:
+class ChoiceDelta(NamedTuple):
     """New output of one choice since its last delta; never cumulative.
 
     `num_tokens` counts the output tokens behind it, also when ids were not asked for; an echoed prompt is not counted.
+    A tuple, because there is one for nearly every token.
     """
 
     choice: int

@@ -8,10 +8,9 @@ Never blocks the writer.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, CollectorItem, PromptReady, Timings, Usage
@@ -55,7 +54,8 @@ class OutputCollector:
         self._min_chunk_tokens = min_chunk_tokens
         self._max_chunk_delay_s = max_chunk_delay_s
         self._clock = clock
-        self._event = asyncio.Event()
+        # Resolved by the first news while the handler waits; those that follow before it runs cost nothing more.
+        self._waiter: asyncio.Future[None] | None = None
         self._slots: dict[int, _Slot] = {}
         # Choices whose first delta was handed out.
         self._started: set[int] = set()
@@ -65,7 +65,6 @@ class OutputCollector:
         self._error: StepwireError | None = None
         self._num_finished = 0
         self._unread_bytes = 0
-        self._is_waiting = False
 
     @property
     def usage(self) -> Usage:
@@ -90,7 +89,7 @@ class OutputCollector:
     @property
     def oldest_unread_time(self) -> float | None:
         """Since when output waits for the handler; None while the handler waits for output, or a chunk to be full."""
-        if self._is_waiting:
+        if self._waiter is not None:
             return None
         times = (self._ripe_time(slot) for slot in self._slots.values())
         return min((time for time in times if time is not None), default=None)
@@ -98,18 +97,18 @@ class OutputCollector:
     def admit(self) -> None:
         self._is_admitted = True
         self._admission = Admitted()
-        self._event.set()
+        self._wake()
 
     def put_prompt(self, prompt: PromptReady) -> None:
         """Given out before any output that follows. Its size was bounded when the request came in."""
         self._prompt = prompt
-        self._event.set()
+        self._wake()
 
     def push(
         self,
         choice: int,
         text: str,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         num_tokens: int,
         logprobs: PackedLogprobs | None = None,
     ) -> None:
@@ -122,25 +121,25 @@ class OutputCollector:
         if is_first:
             slot.since = self._clock()
         # The first chunk goes at once.
-        if choice not in self._started or slot.num_tokens >= self._min_chunk_tokens:
+        if slot.ripe_since is None and (slot.num_tokens >= self._min_chunk_tokens or choice not in self._started):
             self._ripen(slot)
         slot.pieces.append(text)
         slot.token_ids.extend(token_ids)
-        num_bytes = len(text.encode()) + _BYTES_PER_TOKEN_ID * len(token_ids)
+        num_bytes = (len(text) if text.isascii() else len(text.encode())) + _BYTES_PER_TOKEN_ID * len(token_ids)
         if logprobs is not None:
             slot.logprobs.append(logprobs)
             num_bytes += logprobs.num_bytes
         slot.num_bytes += num_bytes
         self._unread_bytes += num_bytes
         # The first part starts the delay of its chunk, which the handler has to watch.
-        if is_first or self._ripe_time(slot) is not None:
-            self._event.set()
+        if self._waiter is not None and (is_first or self._ripe_time(slot) is not None):
+            self._wake()
 
     def finish(self, finished: ChoiceFinished) -> None:
         slot = self._slot(finished.choice)
         slot.finished = finished
         self._ripen(slot)
-        self._event.set()
+        self._wake()
 
     def fail(self, error: StepwireError) -> None:
         """End the whole request; the first error stays. What is unread is dropped."""
@@ -148,7 +147,7 @@ class OutputCollector:
             self._error = error
             self._slots.clear()
             self._unread_bytes = 0
-            self._event.set()
+            self._wake()
 
     def take(self) -> list[CollectorItem]:
         """Everything that is ready now, which may be nothing. Raises a failure's error."""
@@ -163,21 +162,20 @@ class OutputCollector:
             items = self.take()
             if items or self.is_done:
                 return items
-            await self._wait()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._until_due(self._waiter)
+            finally:
+                self._waiter = None
 
-    async def _wait(self) -> None:
-        self._event.clear()
-        self._is_waiting = True
-        try:
-            delay_s = self._remaining_delay_s()
-            if delay_s is None:
-                await self._event.wait()
-            else:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(delay_s):
-                        await self._event.wait()
-        finally:
-            self._is_waiting = False
+    def _until_due(self, waiter: asyncio.Future[None]) -> Awaitable[object]:
+        """For news, and for as long as a held chunk may wait."""
+        delay_s = self._remaining_delay_s()
+        return waiter if delay_s is None else asyncio.wait({waiter}, timeout=delay_s)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _slot(self, choice: int) -> _Slot:
         slot = self._slots.get(choice)
@@ -214,8 +212,9 @@ class OutputCollector:
         if self._prompt is not None:
             items.append(self._prompt)
             self._prompt = None
-        for choice in [choice for choice, slot in self._slots.items() if self._ripe_time(slot) is not None]:
-            self._take_slot(choice, self._slots.pop(choice), items)
+        if self._slots:
+            for choice in [choice for choice, slot in self._slots.items() if self._ripe_time(slot) is not None]:
+                self._take_slot(choice, self._slots.pop(choice), items)
         return items
 
     def _take_slot(self, choice: int, slot: _Slot, items: list[CollectorItem]) -> None:
@@ -223,8 +222,8 @@ class OutputCollector:
         if slot.pieces:
             self._started.add(choice)
             logprobs = PackedLogprobs.join(slot.logprobs) if slot.logprobs else None
-            text, token_ids = "".join(slot.pieces), tuple(slot.token_ids)
-            items.append(ChoiceDelta(choice, text, token_ids, slot.num_tokens, logprobs))
+            text = "".join(slot.pieces)
+            items.append(ChoiceDelta(choice, text, tuple(slot.token_ids), slot.num_tokens, logprobs))
         if slot.finished is not None:
             self._num_finished += 1
             items.append(slot.finished)

@@ -98,7 +98,8 @@ class OutputProcessor:
                 continue
             state, choice = entry
             try:
-                self._process(state, choice, output, stopped)
+                if not self._take_plain(state, choice, output):
+                    self._process(state, choice, output, stopped)
             # The guard: nothing that one request can cause may reach the others.
             except Exception:
                 logger.exception("output processing failed for request %s", state.request_id)
@@ -134,6 +135,18 @@ class OutputProcessor:
         """Collectors whose handler leaves too much unread, or has read nothing for too long."""
         limit = self._clock() - max_unread_s
         return [collector for collector in self._requests if _is_slow(collector, max_unread_bytes, limit)]
+
+    def _take_plain(self, state: RequestState, choice: ChoiceState, output: EngineOutput) -> bool:
+        """The short way of the common case, a token in the middle of an answer; False = it is another."""
+        token_ids = output.new_token_ids
+        if len(token_ids) != 1 or output.has_news or not state.is_streaming:
+            return False
+        text = choice.take_plain(token_ids[0])
+        if not text:
+            return False
+        state.stats.note_plain_token(output.monotonic_ns)
+        state.collector.push(choice.choice, text, token_ids if choice.shows_token_ids else (), 1)
+        return True
 
     def _process(self, state: RequestState, choice: ChoiceState, output: EngineOutput, stopped: list[int]) -> None:
         if output.events or output.finish is not None or output.cached_prompt_tokens is not None:

@@ -33,6 +33,11 @@ class RequestState:
         self.is_abort_requested = False
         self._waiting_for_admission = set(handles)
 
+    @property
+    def is_streaming(self) -> bool:
+        """Admission and prompt are told, and a token has come: nothing but output is expected."""
+        return self.stats.has_tokens and not self._waiting_for_admission and self._prompt_logprobs is None
+
     def note_admitted(self, handle: int) -> None:
         """A child is in the engine's queue; the caller hears of it when all are."""
         if handle in self._waiting_for_admission:

@@ -17,6 +17,7 @@ from frontend.admin_server import AdminServer
 from frontend.config import FrontendSettings
 from frontend.drain import FrontendDrain
 from frontend.engine_client.connection_state import ClientIdentity
+from frontend.garbage import GarbageDuty
 from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
 from frontend.server import PublicServer
@@ -57,6 +58,7 @@ class FrontendProcess:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._is_serving = False
+        self._garbage = GarbageDuty()
         self._last_tick = time.monotonic()
 
     async def start(self) -> None:
@@ -88,6 +90,10 @@ class FrontendProcess:
         elif self._stop.is_set() or at_once:
             self._hurry.set()
         self._stop.set()
+
+    def freeze_garbage(self) -> None:
+        """Everything that lives as long as the process is there; for the owner of the interpreter."""
+        self._garbage.begin(time.monotonic())
 
     async def run(self) -> None:
         """Serve until asked to stop, then drain and release everything."""
@@ -136,8 +142,9 @@ class FrontendProcess:
             self._changed.clear()
 
     async def _tick(self) -> None:
-        """Regular work: look for clients that do not read, and prove that the loop runs."""
+        """Regular work: look for clients that do not read, collect garbage, and prove that the loop runs."""
         while True:
             self._last_tick = time.monotonic()
             self.frontend.cut_slow_clients()
+            self._garbage.tick(self._last_tick, is_idle=self.frontend.num_in_flight == 0)
             await asyncio.sleep(min(TICK_S, self._settings.slow_client_timeout_s / 4))

@@ -40,6 +40,12 @@ class RequestStats:
             preemptions=self._preemptions,
         )
 
+    def note_plain_token(self, monotonic_ns: int) -> None:
+        """One more token, which is not the first."""
+        self._completion_tokens += 1
+        if monotonic_ns > self._last_token_ns:
+            self._last_token_ns = monotonic_ns
+
     def add_completion_tokens(self, num_tokens: int) -> None:
         self._completion_tokens += num_tokens
 

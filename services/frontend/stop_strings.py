@@ -62,6 +62,10 @@ class HeldTokens:
         self._open_ids: list[int] = []
         self._open_text = ""
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self._groups or self._open_ids)
+
     def append(self, token_id: int, piece: str, *, is_unfinished: bool) -> None:
         self._open_ids.append(token_id)
         self._open_text += piece

@@ -25,6 +25,8 @@ class TokenBytes:
         steps = list(_steps(backend.decoder))
         kinds = {step["type"] for step in steps}
         self._is_byte_level = "ByteLevel" in kinds
+        # The text of a sequence is then that of its bytes, one token after the other.
+        self.is_byte_level_only = [step["type"] for step in steps] == ["ByteLevel"]
         self._has_byte_tokens = "ByteFallback" in kinds
         # (what the vocabulary writes, what it stands for)
         self._replacements = [pair for step in steps for pair in _replacements(step)]

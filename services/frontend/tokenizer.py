@@ -14,6 +14,7 @@ from pathlib import Path
 import tokenizers
 
 from frontend.generation_config import GenerationDefaults, read_defaults, read_eos_token_ids
+from frontend.plain_texts import PlainTexts
 from frontend.token_bytes import TokenBytes
 
 
@@ -48,6 +49,8 @@ class Tokenizer:
         self.max_token_bytes = max((len(token.encode()) for token in vocab), default=1)
         added = backend.get_added_tokens_decoder()
         self._token_bytes = TokenBytes(backend)
+        # What `decode` would add for a token that stands behind a whole character.
+        self.plain_texts = PlainTexts(self._token_bytes, self.max_token_id)
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @classmethod

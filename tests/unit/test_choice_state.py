@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -137,7 +136,7 @@ def test_ids_and_text_of_every_delta_agree(text, has_stop) -> None:
 
 # --- log-probabilities ---
 def with_rows(output: EngineOutput, first_position: int) -> EngineOutput:
-    return replace(output, logprobs=fake_rows(output.new_token_ids, first_position, 1))
+    return output._replace(logprobs=fake_rows(output.new_token_ids, first_position, 1))
 
 
 @given(byte_texts, st.lists(st.text(alphabet="aé😀S", min_size=1, max_size=3), max_size=2), st.data())
@@ -172,7 +171,7 @@ def test_rows_are_not_looked_for_unless_asked() -> None:
 def test_a_kept_stop_token_keeps_its_row() -> None:
     choice = choice_of(include_stop=True, output={"logprob_token_ids": (7,)})
     rows = fake_rows([*ids("a"), 0], 0, 0, (7,))
-    assert choice.process(replace(finish(1, STOP, *ids("a"), 0), logprobs=rows)).logprobs == rows
+    assert choice.process(finish(1, STOP, *ids("a"), 0)._replace(logprobs=rows)).logprobs == rows
 
 
 def test_echoed_prompt_ids_have_no_rows() -> None:

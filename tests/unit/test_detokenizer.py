@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,8 @@ from frontend.detokenizer import Detokenizer
 
 BYTES = byte_level_tokenizer()
 META = metaspace_tokenizer()
+# Nothing can be told without decoding.
+NO_PLAIN_TEXTS: dict[int, str] = defaultdict(str)
 
 
 def decode_stepwise(tokenizer, prompt, output, **options) -> tuple[list[str], str]:
@@ -134,6 +137,7 @@ class _FailingOnce:
     def __init__(self, *, poison: int | None = None) -> None:
         self.special_token_ids = BYTES.special_token_ids
         self.max_token_id = BYTES.max_token_id
+        self.plain_texts = NO_PLAIN_TEXTS
         self.failures_left = 1
         self._poison = poison
 
@@ -165,6 +169,7 @@ class _CountingDecoder:
     def __init__(self) -> None:
         self.special_token_ids = BYTES.special_token_ids
         self.max_token_id = BYTES.max_token_id
+        self.plain_texts = NO_PLAIN_TEXTS
         self.num_decoded = 0
 
     def decode(self, token_ids, *, skip_special_tokens=True) -> str:
@@ -198,6 +203,24 @@ def test_tokens_without_text_do_not_pile_up() -> None:
     detokenizer = Detokenizer(counter, [])
     for _ in range(2000):
         detokenizer.step(BYTES.max_token_id + 1)
+    assert counter.num_decoded == 0
+
+
+@given(st.lists(st.integers(0, BYTES.max_token_id), max_size=40))
+def test_tokens_that_need_no_decoding_bring_the_same_pieces(output) -> None:
+    decoding = _CountingDecoder()
+    assert decode_stepwise(BYTES, [], output) == decode_stepwise(decoding, [], output)
+
+
+def test_a_token_of_whole_characters_is_not_decoded() -> None:
+    class Counting(_CountingDecoder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain_texts = BYTES.plain_texts
+
+    counter = Counting()
+    pieces, _ = decode_stepwise(counter, [], BYTES.encode("hello the world"))
+    assert "".join(pieces) == "hello the world"
     assert counter.num_decoded == 0
 
 

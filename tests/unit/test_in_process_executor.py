@@ -55,6 +55,18 @@ def executor(loaded):
     return loaded
 
 
+def test_math_threads_are_as_many_as_told(model_dir) -> None:
+    num_before = torch.get_num_threads()
+    other = 1 if num_before > 1 else 2
+    settings = EngineSettings(model="m", device="cpu", num_blocks=50, num_threads=other, async_scheduling=True)
+    executor = InProcessExecutor(settings, model_dir, lambda _: None)
+    try:
+        assert executor._device_thread.run(torch.get_num_threads) == other
+    finally:
+        executor.shutdown()
+        torch.set_num_threads(num_before)
+
+
 def new(key, sampling, *, prompt=PROMPT, output=(), blocks=range(1, 10), computed=0) -> NewRequestData:
     return NewRequestData(key, list(prompt), list(output), sampling, 0, (), (list(blocks),), computed)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 
 import pytest
 
@@ -17,6 +18,8 @@ from frontend.output_processor import SLICE, OutputProcessor
 from stepwire.errors import EngineDeadError, InvalidRequestError, OverloadedError, RequestFailedError, UnavailableError
 
 TOKENIZER = byte_level_tokenizer()
+# Nothing can be told without decoding.
+NO_PLAIN_TEXTS: dict[int, str] = defaultdict(str)
 STOP, LENGTH, ABORTED = EngineFinishReason.STOP, EngineFinishReason.LENGTH, EngineFinishReason.ABORTED
 
 
@@ -112,6 +115,8 @@ class _PoisonedTokenizer:
     """Decodes like the real one, except that one id breaks it."""
 
     POISON = ids("~")[0]
+    # Every token is decoded.
+    plain_texts = NO_PLAIN_TEXTS
 
     def __getattr__(self, name: str):
         return getattr(TOKENIZER, name)

@@ -121,6 +121,51 @@ def test_a_session_that_attaches_after_the_death_is_told_too(output_queue: Outpu
     assert outbox.take() is None
 
 
+def test_many_threads_lose_nothing_and_the_last_message_stays_the_last(output_queue: OutputQueue) -> None:
+    outbox = output_queue.attach("s")
+    taken: list[object] = []
+
+    def read() -> None:
+        while (messages := outbox.take()) is not None:
+            taken.extend(messages)
+
+    def write(first: int) -> None:
+        for nonce in range(first, first + 500):
+            output_queue.put("s", Pong(nonce, False, 0))
+
+    reader = threading.Thread(target=read)
+    writers = [threading.Thread(target=write, args=(1000 * number,)) for number in range(3)]
+    for thread in (reader, *writers):
+        thread.start()
+    for writer in writers:
+        writer.join(30)
+    output_queue.put_dead(DEAD)
+    output_queue.put("s", Pong(1, False, 0))
+    reader.join(30)
+    assert taken[-1] == DEAD
+    nonces = [pong.nonce for pong in taken[:-1] if isinstance(pong, Pong)]
+    assert sorted(nonces) == [first + number for first in (0, 1000, 2000) for number in range(500)]
+    assert [nonce for nonce in nonces if nonce < 1000] == list(range(500))
+
+
+def test_what_is_discarded_while_it_is_taken_ends_the_stream(output_queue: OutputQueue) -> None:
+    outbox = output_queue.attach("s")
+    output_queue.put("s", Pong(1, False, 0))
+    outbox.end(discard=True)
+    output_queue.put("s", Pong(2, False, 0))
+    assert outbox.take() is None
+    assert outbox.take() is None
+    assert output_queue.too_far_behind() == ["s"]
+
+
+def test_the_loop_waits_for_no_lock_to_hand_its_outputs_over(output_queue: OutputQueue) -> None:
+    outbox = output_queue.attach("s")
+    with output_queue._lock:
+        output_queue.put("s", Pong(1, False, 0))
+        output_queue.put_all(Pong(2, False, 0))
+    assert outbox.take() == [Pong(1, False, 0), Pong(2, False, 0)]
+
+
 def test_take_waits_for_a_message(output_queue: OutputQueue) -> None:
     outbox = output_queue.attach("s")
     taken: list[object] = []

@@ -154,3 +154,21 @@ def test_order_equals_that_of_a_sorted_list(policy: SchedulingPolicy, moves: lis
         assert list(queue) == model
         assert queue.peek() is (model[0] if model else None)
         assert queue.num_tokens == sum(one.num_tokens for one in model)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5))))
+def test_the_oldest_arrival_is_known_without_a_walk(changes) -> None:
+    queue = RequestQueue()
+    waiting: list[Request] = []
+    for handle, (comes, number) in enumerate(changes):
+        if comes or not waiting:
+            request = make_request(handle, 3)
+            request.arrival_time = float(number)
+            # Preempted: it does not count.
+            request.num_cached_tokens = 0 if number == 5 else None
+            waiting.append(request)
+            queue.append(request)
+        else:
+            queue.remove(waiting.pop(number % len(waiting)))
+        arrivals = [one.arrival_time for one in waiting if not one.was_scheduled]
+        assert queue.oldest_arrival == min(arrivals, default=None)

@@ -140,9 +140,11 @@ class KVCacheManager:
         """
         table = self._tables[key]
         size, num_full = self.block_size, min(num_tokens // self.block_size, len(block_hashes))
+        if num_full <= table.num_registered:
+            return
         new = range(table.num_registered, num_full)
         contents = [token_ids(index * size, (index + 1) * size) for index in new]
-        for group, row in enumerate(table.rows if new else ()):
+        for group, row in enumerate(table.rows):
             for index, content in zip(new, contents, strict=True):
                 # A window may pass before the last token of a block is known.
                 if row[index] is not self.pool.null_block:
@@ -150,7 +152,7 @@ class KVCacheManager:
                     self.pool.register(
                         row[index], block_hashes[index], content, parent, is_salted=is_salted, group=group
                     )
-        table.num_registered = max(table.num_registered, num_full)
+        table.num_registered = num_full
 
     def block_ids(self, key: Hashable) -> BlockIds:
         """The block tables of a request, 0 where a window has passed; without any when it holds none."""

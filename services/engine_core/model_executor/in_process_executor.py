@@ -44,6 +44,9 @@ class InProcessExecutor:
         self._progress = progress
         self._group = group
         self._rank = 0 if group is None else group.place.rank
+        if settings.num_threads:
+            # Holds for every thread that comes to do math, the device thread too.
+            torch.set_num_threads(settings.num_threads)
         loaded = load_model(settings, model_path, progress, group)
         self._device = loaded.device
         self._device_thread = DeviceThread(has_thread=settings.async_scheduling and group is None)

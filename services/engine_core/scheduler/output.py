@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine_core.kv_cache.kv_cache_manager import BlockIds
 from engine_core.scheduler.request import (
@@ -78,9 +79,11 @@ class NewRequestData:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CachedRequestData:
-    """What changed for a request the workers know. `is_resumed`: `new_block_ids` replace the block tables."""
+class CachedRequestData(NamedTuple):
+    """What changed for a request the workers know. `is_resumed`: `new_block_ids` replace the block tables.
+
+    A tuple, because each step makes one for every running request.
+    """
 
     key: RequestKey
     # As many for each group of layers; without any group when there are none.

@@ -183,13 +183,15 @@ class Request:
     @property
     def num_tokens_in_sight(self) -> int:
         """Known tokens, and those that steps in flight will bring."""
-        return self.num_tokens + self.num_in_flight_tokens
+        return len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_in_flight_tokens
 
     def must_wait_for_token(self, max_model_len: int) -> bool:
         """The tokens in flight end the request for certain, or decide which ones may follow."""
+        if not self.num_in_flight_tokens:
+            return False
         num_output = len(self.output_token_ids) + self.num_in_flight_tokens
-        is_full = num_output >= self.stop.max_tokens or self.num_tokens_in_sight >= max_model_len
-        return self.num_in_flight_tokens > 0 and (is_full or self.grammar is not None)
+        is_full = num_output >= self.stop.max_tokens or len(self.prompt_token_ids) + num_output >= max_model_len
+        return is_full or self.grammar is not None
 
     @property
     def max_num_tokens(self) -> int:

@@ -15,12 +15,15 @@ class RequestBlocks:
     def __init__(self, kv_cache_manager: KVCacheManager, block_hasher: BlockHasher, config: SchedulerConfig) -> None:
         self._manager = kv_cache_manager
         self._block_hasher = block_hasher
+        self._is_caching = kv_cache_manager.pool.enable_caching
         self._reserve_full_prompt = config.reserve_full_prompt
         self._num_watermark_blocks = int(config.watermark * kv_cache_manager.pool.num_total)
 
     def extend_hashes(self, request: Request) -> None:
         """Hash the blocks that the request's known tokens have filled."""
-        if self._manager.pool.enable_caching:
+        # Most tokens fill no block.
+        num_hashed = len(request.block_hashes) * self._manager.block_size
+        if self._is_caching and request.num_tokens >= num_hashed + self._manager.block_size:
             self._block_hasher.extend(request.block_hashes, request.num_tokens, request.token_ids, request.cache_salt)
 
     def computed(self, request: Request) -> PrefixHit:

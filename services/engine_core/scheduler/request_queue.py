@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine_core.scheduler.lazy_heap import Order
 from engine_core.scheduler.request import Request, RequestKey
+from engine_core.scheduler.service_order import KeyOrder
 
 
 class RequestQueue:
@@ -14,6 +16,7 @@ class RequestQueue:
         self._requests: dict[RequestKey, Request] = {}
         # Known tokens of all waiting requests: the queue's length in work, kept up to date by every change.
         self.num_tokens = 0
+        self._never_scheduled = KeyOrder(_by_arrival)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -23,14 +26,22 @@ class RequestQueue:
 
     @property
     def oldest_arrival(self) -> float | None:
-        """When the oldest request that was never scheduled arrived; walks all of them."""
-        never_scheduled = (one.arrival_time for one in self._requests.values() if not one.was_scheduled)
-        return min(never_scheduled, default=None)
+        """When the oldest request that was never scheduled arrived."""
+        oldest = self._never_scheduled.peek()
+        return None if oldest is None else oldest.arrival_time
 
     def append(self, request: Request) -> None:
         self._requests[request.key] = request
         self.num_tokens += request.num_tokens
+        if not request.was_scheduled:
+            self._never_scheduled.append(request)
 
     def remove(self, request: Request) -> None:
         del self._requests[request.key]
         self.num_tokens -= request.num_tokens
+        if not request.was_scheduled:
+            self._never_scheduled.remove(request)
+
+
+def _by_arrival(request: Request) -> Order:
+    return (request.arrival_time,)

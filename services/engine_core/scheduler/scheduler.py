@@ -254,8 +254,9 @@ class Scheduler:
         """The step just planned computes these tokens. Later steps, and hits on full blocks, build on it."""
         request.num_computed_tokens += num_new_tokens
         request.first_step, request.last_step = request.first_step or plan.step, plan.step
-        plan.num_partial_prefills += request.num_computed_tokens < request.num_tokens
-        if request.num_computed_tokens == request.num_tokens_in_sight:
+        num_missing = request.num_tokens - request.num_computed_tokens
+        plan.num_partial_prefills += num_missing > 0
+        if num_missing + request.num_in_flight_tokens == 0:
             request.num_in_flight_tokens += 1
             if request.grammar is not None:
                 plan.grammar_keys.append(request.key)
@@ -299,9 +300,8 @@ class Scheduler:
 
     def _update_request(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
         request.num_in_flight_tokens -= 1
-        is_first = len(request.output_token_ids) == request.num_resumed_tokens
         output = EngineCoreOutput(request.key)
-        if is_first:
+        if len(request.output_token_ids) == request.num_resumed_tokens:
             request.events.append((EventType.FIRST_TOKEN, now))
             output.prefill = PrefillStats(request.num_prompt_tokens, request.num_cached_tokens or 0)
             self._counters.num_prompt_tokens += request.num_prompt_tokens

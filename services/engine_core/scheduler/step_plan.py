@@ -23,11 +23,13 @@ class StepPlan:
 
     def add_new(self, data: NewRequestData, num_tokens: int) -> None:
         self._new_requests.append(data)
-        self._spend(data.key, num_tokens)
+        self._num_scheduled_tokens[data.key] = num_tokens
+        self.token_budget -= num_tokens
 
     def add_cached(self, data: CachedRequestData, num_tokens: int) -> None:
         self._cached_requests.append(data)
-        self._spend(data.key, num_tokens)
+        self._num_scheduled_tokens[data.key] = num_tokens
+        self.token_budget -= num_tokens
 
     def finish(self, finished_keys: list[RequestKey]) -> SchedulerOutput:
         return SchedulerOutput(
@@ -39,7 +41,3 @@ class StepPlan:
             finished_keys=finished_keys,
             grammar_keys=self.grammar_keys,
         )
-
-    def _spend(self, key: RequestKey, num_tokens: int) -> None:
-        self._num_scheduled_tokens[key] = num_tokens
-        self.token_budget -= num_tokens

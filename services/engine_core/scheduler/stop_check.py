@@ -35,7 +35,7 @@ def check_stop(request: Request, max_model_len: int) -> RequestStatus | None:
     if token_id in stop.stop_token_ids:
         request.stop_token_id = token_id
         return RequestStatus.FINISHED_STOPPED
-    if num_output >= stop.max_tokens or request.num_tokens >= max_model_len:
+    if num_output >= stop.max_tokens or len(request.prompt_token_ids) + num_output >= max_model_len:
         return RequestStatus.FINISHED_LENGTH_CAPPED
     if stop.repetition is not None and repeats(request.output_token_ids, stop.repetition):
         return RequestStatus.FINISHED_REPETITION

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import TypeVar
 
 import grpc.aio
 
 from frontend.api.answering import Context, answers_errors, caller_of, client_class_of, rank_of, request_id_of
-from frontend.api.generation_messages import UnaryAnswer, to_message
+from frontend.api.generation_messages import UnaryAnswer, to_delta, to_message
 from frontend.api.logprobs_messages import MAX_ENTRIES_ON_LOOP, num_entries
 from frontend.generation import ClientGoneError, Generation
 from frontend.generation_events import ChoiceDelta, ChoiceFinished, CollectorItem
@@ -37,7 +37,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             answer = UnaryAnswer(generation, processed)
             while items := await generation.next():
                 await _convert(items, partial(answer.add, items))
-        await _to_client(context.send_initial_metadata(_headers(generation)))
+        with _writing():
+            await context.send_initial_metadata(_headers(generation))
         return answer.build()
 
     @answers_errors
@@ -47,7 +48,8 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         request_id = request_id_of(request.request_id, context)
         async with self._open(request_id, context) as generation:
             processed = await _submit(generation, request, context)
-            await _stream(generation, processed, context)
+            with _writing():
+                await _stream(generation, processed, context)
 
     @answers_errors
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
@@ -75,14 +77,17 @@ async def _stream(generation: Generation, processed: ProcessedRequest, context: 
     while items := await generation.next():
         if index == 0:
             # Not earlier: a client's own retries end with the first header.
-            await _to_client(context.send_initial_metadata(_headers(generation)))
+            await context.send_initial_metadata(_headers(generation))
         for item in items:
-            num_open -= isinstance(item, ChoiceFinished)
-            convert = partial(to_message, item, generation, processed, is_last=num_open == 0)
-            message = await _convert([item], convert)
+            if isinstance(item, ChoiceDelta) and item.logprobs is None:
+                message = to_delta(item)
+            else:
+                num_open -= isinstance(item, ChoiceFinished)
+                convert = partial(to_message, item, generation, processed, is_last=num_open == 0)
+                message = await _convert([item], convert)
             message.index = index
             index += 1
-            await _to_client(context.write(message))
+            await context.write(message)
             if isinstance(item, ChoiceDelta):
                 generation.tokens_emitted += item.num_tokens
 
@@ -94,9 +99,10 @@ async def _convert(items: Sequence[CollectorItem], convert: Callable[[], Message
     return convert()
 
 
-async def _to_client(sending: Awaitable[None]) -> None:
+@contextmanager
+def _writing() -> Iterator[None]:
     try:
-        await sending
+        yield
     except grpc.aio.InternalError as error:
         # The connection broke, and gRPC has not yet come to cancel this handler.
         raise ClientGoneError from error

@@ -37,13 +37,9 @@ def to_message(
     if isinstance(item, PromptReady):
         return pb.GenerateStreamResponse(prompt=_prompt_info(item, generation, processed))
     if isinstance(item, ChoiceDelta):
-        delta = pb.GenerateStreamResponse.Delta(
-            choice=item.choice,
-            text=item.text,
-            token_ids=item.token_ids,
-            logprobs=_logprobs(item, generation, processed),
-        )
-        return pb.GenerateStreamResponse(delta=delta)
+        message = to_delta(item)
+        message.delta.logprobs.extend(_logprobs(item, generation, processed))
+        return message
     finished = pb.GenerateStreamResponse.Finished(choice=item.choice, reason=_REASONS[item.reason])
     if item.stop_match is not None:
         finished.stop_match.CopyFrom(_stop_match(item.stop_match))
@@ -52,6 +48,16 @@ def to_message(
         if processed.output.timings:
             finished.timings.CopyFrom(_timings(generation))
     return pb.GenerateStreamResponse(finished=finished)
+
+
+def to_delta(item: ChoiceDelta) -> pb.GenerateStreamResponse:
+    """The message of a delta, without log-probabilities. Field by field: half as dear as the constructors."""
+    message = pb.GenerateStreamResponse()
+    delta = message.delta
+    delta.choice = item.choice
+    delta.text = item.text
+    delta.token_ids.extend(item.token_ids)
+    return message
 
 
 class UnaryAnswer:

@@ -105,7 +105,7 @@ def to_outputs(batch: pb.EngineCoreOutputs) -> list[EngineOutput]:
     """All news of one batch. Raises ValueError when the parallel arrays differ in length."""
     stamp = batch.monotonic_ns
     outputs = [
-        EngineOutput(handle, (token_id,), monotonic_ns=stamp)
+        EngineOutput(handle, (token_id,), None, (), None, stamp)
         for handle, token_id in zip(batch.handles, batch.token_ids, strict=True)
     ]
     outputs.extend(_to_output(output, stamp) for output in batch.outputs)
