@@ -45,7 +45,7 @@ def test_prefill_then_decode():
     assert inputs.slot_mappings[0].tolist() == [12, 13, 14, 15, 28, 29]
     assert inputs.seq_lens.tolist() == [6]
     assert inputs.logits_indices.tolist() == [5]
-    inputs = worker.step({A: 1}, cached=[CachedRequestData(A, (), 6)], sampled=[98])
+    inputs = worker.step({A: 1}, sampled=[98])
     assert (inputs.input_ids.tolist(), inputs.positions.tolist(), inputs.slot_mappings[0].tolist()) == ([99], [6], [30])
     assert worker.batch.known_token_ids(A) == [10, 11, 12, 13, 14, 15, 99, 98]
 
@@ -85,7 +85,7 @@ def test_mixed_batch_keeps_the_schedulers_order():
     worker.step({A: 2}, new=[new(A, [1, 2], [1])], sampled=[3])
     scheduled = {B: 3, A: 1, C: 2}
     fresh = [new(B, [20, 21, 22, 23], [2]), new(C, [30, 31], [4])]
-    inputs = worker.step(scheduled, new=fresh, cached=[CachedRequestData(A, (), 2)], sampled=[7, 8])
+    inputs = worker.step(scheduled, new=fresh, sampled=[7, 8])
     assert inputs.keys == [B, A, C]
     assert inputs.query_start_loc.tolist() == [0, 3, 4, 6]
     assert inputs.input_ids.tolist() == [20, 21, 22, 3, 30, 31]
@@ -99,7 +99,7 @@ def test_mixed_batch_keeps_the_schedulers_order():
 def test_resumption_replaces_the_block_table_and_computes_all_known_tokens_again():
     worker = Worker()
     worker.step({A: 4}, new=[new(A, range(4), [1, 2])], sampled=[40])
-    worker.step({A: 1}, cached=[CachedRequestData(A, (), 4)], sampled=[41])
+    worker.step({A: 1}, sampled=[41])
     inputs = worker.step({A: 6}, cached=[CachedRequestData(A, ([8, 9],), 0, is_resumed=True)], sampled=[42])
     assert inputs.input_ids.tolist() == [0, 1, 2, 3, 40, 41]
     assert inputs.slot_mappings[0].tolist() == [32, 33, 34, 35, 36, 37]
@@ -123,7 +123,6 @@ def test_tokens_of_a_resumed_generation_count_as_output():
     batch = worker.batch.sampling_batch(worker.batch.prepare({A: 1}))
     assert batch.token_indices.tolist() == [4]
     assert batch.params["seed"].tolist() == [2**64 - 1]
-    assert batch.ruled_rows[0].prompt_token_ids.tolist() == [1, 2]
     assert batch.ruled_rows[0].output_token_ids.tolist() == [3, 4, 5, 6]
 
 
@@ -136,7 +135,7 @@ def test_a_finished_request_is_dropped_and_its_row_starts_clean():
     inputs = worker.step({B: 2}, new=[new(B, [5, 6], [4])], sampled=[1])
     assert inputs.block_tables[0].tolist() == [[4]]
     assert worker.batch.known_token_ids(B) == [5, 6, 1]
-    assert worker.batch.sampling_batch(worker.batch.prepare({B: 1})).ruled_rows == []
+    assert worker.batch.sampling_batch(worker.batch.prepare({B: 1})) is None
 
 
 def test_finished_is_applied_before_new():
@@ -160,7 +159,10 @@ def test_min_tokens_rules_end_when_enough_was_generated():
     worker.step({A: 2}, new=[new(A, [1, 2], [1], min_tokens=2, masked=(9,))], sampled=[3])
     assert len(worker.batch.sampling_batch(worker.batch.prepare({A: 1})).ruled_rows) == 1
     worker.step({A: 1}, sampled=[4])
-    assert worker.batch.sampling_batch(worker.batch.prepare({A: 1})).ruled_rows == []
+    inputs = worker.batch.prepare({A: 1})
+    assert worker.batch.sampling_batch(inputs).ruled_rows == []
+    # Found out once: from then on the row costs what any greedy one does.
+    assert worker.batch.sampling_batch(inputs) is None
 
 
 def prompt_rows(worker: Worker, scheduled) -> list[tuple]:

@@ -80,10 +80,10 @@ class NewRequestData:
 
 @dataclass(frozen=True, slots=True)
 class CachedRequestData:
-    """What changed for a request the workers know. `is_resumed`: `new_block_ids` replace the block tables."""
+    """New blocks of a request the workers know. `is_resumed`: they replace the block tables."""
 
     key: RequestKey
-    # As many for each group of layers; without any group when there are none.
+    # As many for each group of layers.
     new_block_ids: BlockIds
     num_computed_tokens: int
     is_resumed: bool = False
@@ -95,6 +95,8 @@ class SchedulerOutput:
 
     step: int
     new_requests: list[NewRequestData]
+    # Of the known requests those with new blocks. The others are in `num_scheduled_tokens` alone: the workers count
+    # the computed tokens themselves.
     cached_requests: list[CachedRequestData]
     # Tokens to compute in this step, > 0 for each scheduled request, in batch order.
     num_scheduled_tokens: dict[RequestKey, int]

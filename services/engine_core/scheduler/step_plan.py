@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine_core.kv_cache.kv_cache_manager import BlockIds
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import RequestKey
 
@@ -25,9 +26,14 @@ class StepPlan:
         self._new_requests.append(data)
         self._spend(data.key, num_tokens)
 
-    def add_cached(self, data: CachedRequestData, num_tokens: int) -> None:
-        self._cached_requests.append(data)
-        self._spend(data.key, num_tokens)
+    def add_resumed(self, key: RequestKey, block_ids: BlockIds, num_computed_tokens: int, num_tokens: int) -> None:
+        self._cached_requests.append(CachedRequestData(key, block_ids, num_computed_tokens, is_resumed=True))
+        self._spend(key, num_tokens)
+
+    def add_running(self, key: RequestKey, block_ids: BlockIds, num_computed_tokens: int, num_tokens: int) -> None:
+        if block_ids:
+            self._cached_requests.append(CachedRequestData(key, block_ids, num_computed_tokens))
+        self._spend(key, num_tokens)
 
     def finish(self, finished_keys: list[RequestKey]) -> SchedulerOutput:
         return SchedulerOutput(
