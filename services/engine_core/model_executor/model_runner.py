@@ -14,7 +14,7 @@ import torch
 from engine_core.model_executor.attention.kv_cache import LayerKVCache, LayerSpec
 from engine_core.model_executor.attention.metadata import AttentionMetadata, build_attention_metadata
 from engine_core.model_executor.attention.paged_attention import PagedAttention
-from engine_core.model_executor.host_to_device import on_device
+from engine_core.model_executor.host_to_device import UploadFence, on_device
 from engine_core.model_executor.input_batch import InputBatch
 from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.kv_cache_groups import tensor_specs
@@ -64,6 +64,8 @@ class ModelRunner:
         self._block_size = 0
         self._requests: InputBatch | None = None
         self._pending: _Pending | None = None
+        # Each step is prepared in the same memory.
+        self._upload_fence = UploadFence(device)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -107,6 +109,7 @@ class ModelRunner:
         if self._requests is None or self._pending is not None:
             raise InvariantViolation("execute_model before initialize_kv_cache, or twice without sample_tokens")
         self._requests.update(scheduler_output)
+        self._upload_fence.wait()
         inputs = self._requests.prepare(scheduler_output.num_scheduled_tokens)
         logits = self._forward(inputs, self._caches, self._block_size) if inputs.keys else None
         self._pending = _Pending(inputs, logits if inputs.sampled.size else None, self._prompt_logprobs(inputs))
@@ -201,12 +204,11 @@ class ModelRunner:
                 device=self._device,
             )
             metadata.update(dict.fromkeys(group.layers, of_group))
-        return self._backend.forward(
-            self._on_device(inputs.input_ids),
-            self._on_device(inputs.positions),
-            self._on_device(self._logits_indices(inputs)),
-            PagedAttention(caches, metadata, self._kernels),
-        )
+        input_ids, positions = self._on_device(inputs.input_ids), self._on_device(inputs.positions)
+        logits_indices = self._on_device(self._logits_indices(inputs))
+        self._upload_fence.set()
+        context = PagedAttention(caches, metadata, self._kernels)
+        return self._backend.forward(input_ids, positions, logits_indices, context)
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return on_device(array, self._device)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+# All bits but the sign.
+_MAGNITUDE = np.int16(0x7FFF)
+
 
 def arg_max(logits: torch.Tensor) -> torch.Tensor:
     """logits [B, V] of any float type -> token ids int64 [B] on the same device; of equal maxima the lowest id."""
@@ -22,7 +25,10 @@ def arg_max(logits: torch.Tensor) -> torch.Tensor:
 def _arg_max_of_halves(bits: np.ndarray) -> np.ndarray:
     """bits int16 [B, V] of floats. Numbers with a sign are below all others as integers, but in reverse order."""
     token_ids: np.ndarray = bits.argmax(axis=-1)
-    is_negative = np.take_along_axis(bits, token_ids[:, None], axis=-1)[:, 0] < 0
-    if is_negative.any():
+    best = np.take_along_axis(bits, token_ids[:, None], axis=-1)[:, 0]
+    if best.min(initial=1) <= 0:
+        is_negative, is_zero = best < 0, best == 0
         token_ids[is_negative] = bits[is_negative].argmin(axis=-1)
+        # -0 equals 0, and is below it as an integer.
+        token_ids[is_zero] = (bits[is_zero] & _MAGNITUDE == 0).argmax(axis=-1)
     return token_ids

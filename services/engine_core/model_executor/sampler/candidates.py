@@ -58,7 +58,8 @@ def _above_bounds(logits: np.ndarray, bounds: np.ndarray) -> Candidates:
 def _bounds(logits: torch.Tensor) -> np.ndarray:
     """A bound for each row, float32 [R], that at least 512 of its values reach."""
     num_whole = logits.shape[-1] // _GROUP
-    if num_whole < NUM_CANDIDATES:
+    if num_whole < 2 * NUM_CANDIDATES:
+        # The least of too few maxima would be a low bound.
         maxima = logits.numpy()
     else:
         maxima = logits[:, : num_whole * _GROUP].reshape(len(logits), -1, _GROUP).amax(dim=-1).numpy()
