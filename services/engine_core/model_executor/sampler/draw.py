@@ -77,7 +77,7 @@ def _draw_untruncated(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     weights = _weights(logits, logits.amax(dim=-1, keepdim=True), draws)
     min_p = draws.params["min_p"]
     if min_p.any():
-        weights *= weights >= _column(min_p.astype(np.float32), logits)
+        weights.masked_fill_(weights < _column(min_p.astype(np.float32), logits), 0)
     return invert_wide_cdf(weights, group_sums(weights), on_device(draws.numbers, logits.device))
 
 
