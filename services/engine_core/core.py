@@ -257,6 +257,6 @@ class EngineCore:
 
 def _describe(scheduler_output: SchedulerOutput) -> str:
     return (
-        f"{len(scheduler_output.new_requests)} new, {len(scheduler_output.cached_requests)} cached, "
+        f"{len(scheduler_output.num_scheduled_tokens)} requests, {len(scheduler_output.new_requests)} of them new, "
         f"{scheduler_output.total_num_scheduled_tokens} tokens, {len(scheduler_output.finished_keys)} finished"
     )

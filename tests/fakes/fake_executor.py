@@ -79,6 +79,7 @@ class FakeExecutor:
         self._is_profiling = False
         self._num_blocks = settings.num_blocks or 1024
         self._token_ids: dict[RequestKey, list[int]] = {}
+        self._num_computed: dict[RequestKey, int] = {}
         self._prompts: dict[RequestKey, list[int]] = {}
         self._logprobs: dict[RequestKey, LogprobsParams] = {}
         self._device_thread = DeviceThread(has_thread=settings.async_scheduling)
@@ -126,12 +127,11 @@ class FakeExecutor:
         self.scheduler_outputs.append(scheduler_output)
         self.finished_keys += scheduler_output.finished_keys
         for key in scheduler_output.finished_keys:
-            del self._token_ids[key], self._prompts[key], self._logprobs[key]
-        num_computed: dict[RequestKey, int] = {}
+            del self._token_ids[key], self._prompts[key], self._logprobs[key], self._num_computed[key]
         for new in scheduler_output.new_requests:
             self._token_ids[new.key] = [*new.prompt_token_ids, *new.output_token_ids]
             self._prompts[new.key], self._logprobs[new.key] = new.prompt_token_ids, new.logprobs
-            num_computed[new.key] = new.num_computed_tokens
+            self._num_computed[new.key] = new.num_computed_tokens
             if new.prompt_token_ids[0] == POISON_TOKEN:
                 raise RuntimeError("poisoned prompt")
             if new.prompt_token_ids[0] == CALLBACK_TOKEN:
@@ -140,12 +140,13 @@ class FakeExecutor:
             if new.prompt_token_ids[0] == HANG_TOKEN:
                 threading.Event().wait()
         for cached in scheduler_output.cached_requests:
-            num_computed[cached.key] = cached.num_computed_tokens
-        if any(self._token_ids[key][0] == SLOW_TOKEN for key in num_computed):
+            self._num_computed[cached.key] = cached.num_computed_tokens
+        scheduled = scheduler_output.num_scheduled_tokens
+        if any(self._token_ids[key][0] == SLOW_TOKEN for key in scheduled):
             threading.Event().wait(self.slow_step_s)
-        return {
-            key: (num_computed[key], num_computed[key] + n) for key, n in scheduler_output.num_scheduled_tokens.items()
-        }
+        pending = {key: (self._num_computed[key], self._num_computed[key] + n) for key, n in scheduled.items()}
+        self._num_computed.update((key, end) for key, (_, end) in pending.items())
+        return pending
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
         if self._forward is None:

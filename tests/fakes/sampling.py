@@ -40,7 +40,7 @@ def greedy_row(**row) -> Row:
 def make_batch(rows: list[Row], vocab_size: int = VOCAB_SIZE) -> SamplingBatch:
     params = np.array([sampling_record(row.sampling) for row in rows], dtype=SAMPLING_DTYPE)
     indices = np.array([len(row.output) for row in rows], dtype=np.int64)
-    return SamplingBatch(params, indices, ruled_rows(rows, vocab_size))
+    return SamplingBatch(np.arange(len(rows)), params, indices, ruled_rows(rows, vocab_size))
 
 
 def ruled_rows(rows: list[Row], vocab_size: int = VOCAB_SIZE) -> list[RuledRow]:
@@ -49,7 +49,7 @@ def ruled_rows(rows: list[Row], vocab_size: int = VOCAB_SIZE) -> list[RuledRow]:
         rules = LogitsRules.of(_new_request(row), vocab_size)
         if rules is not None and rules.apply_after(len(row.output)):
             prompt, output = (np.array(ids, dtype=np.int64) for ids in (row.prompt, row.output))
-            ruled.append(RuledRow(index, rules, prompt, output))
+            ruled.append(RuledRow(index, rules, output, rules.start_counts(prompt)))
     return ruled
 
 

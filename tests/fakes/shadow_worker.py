@@ -96,6 +96,7 @@ class ShadowWorker:
 
     def _update(self, data: CachedRequestData) -> None:
         assert data.key in self.requests, f"{data.key} is sent as known, but is not"
+        assert data.is_resumed or any(data.new_block_ids), f"{data.key} is sent without news"
         request = self.requests[data.key]
         if data.is_resumed:
             request.block_ids = self._empty_tables()
@@ -115,7 +116,8 @@ class ShadowWorker:
 
     def _check_totals(self, step: SchedulerOutput) -> None:
         sent = [data.key for data in (*step.cached_requests, *step.new_requests)]
-        assert sorted(sent) == sorted(step.num_scheduled_tokens), "sent requests and scheduled requests differ"
+        assert len(set(sent)) == len(sent), "a request was sent twice in a step"
+        assert set(sent) <= step.num_scheduled_tokens.keys() <= self.requests.keys(), "scheduled and sent ones differ"
         assert sum(step.num_scheduled_tokens.values()) == step.total_num_scheduled_tokens
 
     def _write(self, request: WorkerRequest, num_tokens: int) -> None:

@@ -170,7 +170,14 @@ class Scenario:
 
     def _plan(self, step: SchedulerOutput) -> Iterator[str]:
         yield f"step {step.step}: {step.total_num_scheduled_tokens} tokens"
-        for data in (*step.cached_requests, *step.new_requests):
+        new = {data.key for data in step.new_requests}
+        changed = {data.key: data for data in step.cached_requests}
+        for key, num_tokens in step.num_scheduled_tokens.items():
+            if key not in new:
+                # Without new blocks the worker knows all.
+                data = changed.get(key) or CachedRequestData(key, (), self.worker.requests[key].num_computed_tokens)
+                yield self._scheduled(data, num_tokens)
+        for data in step.new_requests:
             yield self._scheduled(data, step.num_scheduled_tokens[data.key])
         if step.finished_keys:
             yield f"over: {' '.join(self._names[key] for key in step.finished_keys)}"

@@ -134,7 +134,7 @@ def test_the_next_step_starts_before_the_last_one_is_taken_in(ahead: MeanwhileEx
     outputs, has_model_run = core.step()
     assert (len(ahead.started), has_model_run) == (2, True)
     assert [len(output.new_token_ids) for output in outputs] == [1]
-    assert ahead.started[1].cached_requests[0].num_computed_tokens == 3
+    assert ahead.started[1].num_scheduled_tokens == {request_key(1): 1}
 
 
 def test_no_step_is_started_for_what_follows_the_last_token(core: EngineCore, executor: MeanwhileExecutor) -> None:

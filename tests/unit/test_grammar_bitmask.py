@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_exactly_the_allowed_tokens_of_the_grammars_rows_remain(allowed, data) -
 def constrained_batch(rows, allowed: dict[int, set[int]]):
     batch = make_batch(rows, WIDTH)
     masks = GrammarRows(np.array(list(allowed), dtype=np.int64), words_of(list(allowed.values()), WIDTH))
-    return type(batch)(batch.params, batch.token_indices, batch.ruled_rows, masks)
+    return replace(batch, grammar=masks)
 
 
 def test_greedy_rows_without_rules_are_masked_too() -> None:

@@ -43,6 +43,22 @@ def test_prompt_above_the_threshold_does_not_wait_for_ever_without_chunking() ->
     assert engine.scheduled == [{1: 10}]
 
 
+# -- differences -------------------------------------------------------------------------------------------------------
+
+
+def test_a_known_request_is_sent_again_only_with_new_blocks() -> None:
+    engine = DrivenScheduler(block_size=4)
+    engine.add(make_request(1, 6, max_tokens=8))
+    engine.step()
+    plans = []
+    for _ in range(6):
+        plans.append(engine.scheduler.schedule(0.0))
+        engine.scheduler.update_from_output(plans[-1], engine.worker.execute(plans[-1]), 0.0)
+    assert [list(plan.num_scheduled_tokens.values()) for plan in plans] == [[1]] * 6
+    # Tokens 6 and 7 fill the second block, 8 to 11 the third.
+    assert [len(plan.cached_requests) for plan in plans] == [0, 0, 1, 0, 0, 0]
+
+
 # -- admission ---------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import torch
 from engine_core.model_executor.attention.kv_cache import LayerKVCache, LayerSpec
 from engine_core.model_executor.attention.metadata import AttentionMetadata, build_attention_metadata
 from engine_core.model_executor.attention.paged_attention import PagedAttention
+from engine_core.model_executor.host_to_device import UploadFence, on_device
 from engine_core.model_executor.input_batch import InputBatch
 from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.kv_cache_groups import tensor_specs
@@ -63,6 +64,8 @@ class ModelRunner:
         self._block_size = 0
         self._requests: InputBatch | None = None
         self._pending: _Pending | None = None
+        # Each step is prepared in the same memory.
+        self._upload_fence = UploadFence(device)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -73,7 +76,13 @@ class ModelRunner:
         self._caches = self._allocate(num_blocks, block_size)
         self._num_blocks, self._block_size = num_blocks, block_size
         num_groups = len(self._backend.layer_groups)
-        self._requests = InputBatch(self._max_num_seqs, block_size, self._backend.vocab_size, num_groups)
+        self._requests = InputBatch(
+            self._max_num_seqs,
+            block_size,
+            self._backend.vocab_size,
+            num_groups,
+            is_pinned=self._device.type == "cuda",
+        )
 
     def release_kv_cache(self) -> int:
         """Drop the cache and keep the record of the requests; returns its size in bytes."""
@@ -100,6 +109,7 @@ class ModelRunner:
         if self._requests is None or self._pending is not None:
             raise InvariantViolation("execute_model before initialize_kv_cache, or twice without sample_tokens")
         self._requests.update(scheduler_output)
+        self._upload_fence.wait()
         inputs = self._requests.prepare(scheduler_output.num_scheduled_tokens)
         logits = self._forward(inputs, self._caches, self._block_size) if inputs.keys else None
         self._pending = _Pending(inputs, logits if inputs.sampled.size else None, self._prompt_logprobs(inputs))
@@ -111,10 +121,7 @@ class ModelRunner:
         inputs = pending.inputs
         token_ids, logprobs = self._sample(pending.logits, inputs, requests, bitmask)
         requests.finish_step(inputs, token_ids)
-        sampled: list[list[int]] = [[] for _ in inputs.keys]
-        for index, token_id in zip(inputs.sampled.tolist(), token_ids, strict=True):
-            sampled[index] = [token_id]
-        return ModelRunnerOutput(inputs.keys, sampled, logprobs, pending.prompt_logprobs)
+        return ModelRunnerOutput(inputs.keys, _by_sequence(inputs, token_ids), logprobs, pending.prompt_logprobs)
 
     @torch.inference_mode()
     def run_dummy_step(self, query_lens: list[int], block_size: int) -> None:
@@ -128,7 +135,9 @@ class ModelRunner:
         # None where another worker samples.
         params = np.zeros(len(logits), dtype=SAMPLING_DTYPE)
         params["temperature"], params["top_p"] = 1.0, 0.9
-        sample(logits, SamplingBatch(params, np.zeros(len(logits), dtype=np.int64), []))
+        if len(logits):
+            rows = np.arange(len(logits))
+            sample(logits, SamplingBatch(rows, params, np.zeros_like(rows), []))
 
     def _record(self) -> InputBatch:
         if self._requests is None:
@@ -154,15 +163,15 @@ class ModelRunner:
         inputs: StepInputs,
         requests: InputBatch,
         bitmask: GrammarBitmask | None,
-    ) -> tuple[list[int], dict[RequestKey, PackedLogprobs]]:
+    ) -> tuple[np.ndarray, dict[RequestKey, PackedLogprobs]]:
         """logits [S, vocab_size] -> the tokens [S], and the log-probabilities of those that ask."""
         if logits is None:
-            return [], {}
+            return np.zeros(0, dtype=np.int64), {}
         asked = requests.sampled_logprobs(inputs)
         # Before sampling, which changes the logits.
         logprobs = raw_logprobs(logits, asked) if asked else None
-        token_ids: list[int] = sample(logits, requests.sampling_batch(inputs, bitmask)).tolist()
-        return token_ids, pack_sampled(logprobs, asked, token_ids) if logprobs is not None else {}
+        token_ids = sample(logits, requests.sampling_batch(inputs, bitmask))
+        return token_ids, pack_sampled(logprobs, asked, token_ids.tolist()) if logprobs is not None else {}
 
     def _logits(self, logits_indices: np.ndarray) -> torch.Tensor:
         return self._backend.logits(self._on_device(logits_indices))
@@ -195,26 +204,26 @@ class ModelRunner:
                 device=self._device,
             )
             metadata.update(dict.fromkeys(group.layers, of_group))
-        return self._backend.forward(
-            self._on_device(inputs.input_ids),
-            self._on_device(inputs.positions),
-            self._on_device(self._logits_indices(inputs)),
-            PagedAttention(caches, metadata, self._kernels),
-        )
+        input_ids, positions = self._on_device(inputs.input_ids), self._on_device(inputs.positions)
+        logits_indices = self._on_device(self._logits_indices(inputs))
+        self._upload_fence.set()
+        context = PagedAttention(caches, metadata, self._kernels)
+        return self._backend.forward(input_ids, positions, logits_indices, context)
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return on_device(array, self._device)
 
 
 def _dummy_inputs(query_lens: list[int], block_size: int, num_groups: int) -> StepInputs:
     """Sequences of token 0 without a past, all in the null block."""
-    lengths = np.array(query_lens, dtype=np.int64)
+    lengths = np.array(query_lens, dtype=np.int32)
+    query_start_loc = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     positions = np.concatenate([np.arange(length) for length in query_lens])
-    block_tables = np.zeros((len(query_lens), -(-max(query_lens) // block_size)), dtype=np.int64)
+    block_tables = np.zeros((len(query_lens), -(-max(query_lens) // block_size)), dtype=np.int32)
     return StepInputs(
         keys=[("", index) for index in range(len(query_lens))],
         rows=np.arange(len(query_lens)),
-        query_start_loc=np.concatenate([[0], np.cumsum(lengths)]),
+        query_start_loc=query_start_loc,
         seq_lens=lengths,
         prompt_lens=lengths,
         block_tables=(block_tables,) * num_groups,
@@ -222,4 +231,15 @@ def _dummy_inputs(query_lens: list[int], block_size: int, num_groups: int) -> St
         positions=positions,
         slot_mappings=(positions % block_size,) * num_groups,
         sampled=np.arange(len(query_lens)),
+        logits_indices=np.cumsum(query_lens) - 1,
     )
+
+
+def _by_sequence(inputs: StepInputs, token_ids: np.ndarray) -> list[list[int]]:
+    """The tokens [S] of the sampled sequences; none for the others."""
+    if len(token_ids) == len(inputs.keys):
+        return [[token_id] for token_id in token_ids.tolist()]
+    by_sequence: list[list[int]] = [[] for _ in inputs.keys]
+    for index, token_id in zip(inputs.sampled.tolist(), token_ids.tolist(), strict=True):
+        by_sequence[index] = [token_id]
+    return by_sequence

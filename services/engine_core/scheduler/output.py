@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from engine_core.kv_cache.kv_cache_manager import BlockIds
 from engine_core.scheduler.request import (
@@ -79,14 +78,12 @@ class NewRequestData:
         )
 
 
-class CachedRequestData(NamedTuple):
-    """What changed for a request the workers know. `is_resumed`: `new_block_ids` replace the block tables.
-
-    A tuple, because each step makes one for every running request.
-    """
+@dataclass(frozen=True, slots=True)
+class CachedRequestData:
+    """New blocks of a request the workers know. `is_resumed`: they replace the block tables."""
 
     key: RequestKey
-    # As many for each group of layers; without any group when there are none.
+    # As many for each group of layers.
     new_block_ids: BlockIds
     num_computed_tokens: int
     is_resumed: bool = False
@@ -98,6 +95,8 @@ class SchedulerOutput:
 
     step: int
     new_requests: list[NewRequestData]
+    # Of the known requests those with new blocks. The others are in `num_scheduled_tokens` alone: the workers count
+    # the computed tokens themselves.
     cached_requests: list[CachedRequestData]
     # Tokens to compute in this step, > 0 for each scheduled request, in batch order.
     num_scheduled_tokens: dict[RequestKey, int]

@@ -21,7 +21,6 @@ from engine_core.scheduler.logprobs import attach_token_rows, new_prompt_rows
 from engine_core.scheduler.output import (
     FINISH_REASONS,
     GRAMMAR_VIOLATION,
-    CachedRequestData,
     EngineCoreOutput,
     Finish,
     FinishReason,
@@ -152,7 +151,7 @@ class Scheduler:
             block_ids = self._allocate_or_preempt(request, request.num_computed_tokens + num_new_tokens, plan, now)
             if block_ids is None:
                 return
-            plan.add_cached(CachedRequestData(request.key, block_ids, request.num_computed_tokens), num_new_tokens)
+            plan.add_running(request.key, block_ids, request.num_computed_tokens, num_new_tokens)
             self._mark_computed(request, num_new_tokens, plan)
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan, now: float) -> BlockIds | None:
@@ -230,8 +229,7 @@ class Scheduler:
             self._counters.count_prefix_lookup(request, num_computed_tokens)
         if request.was_scheduled:
             request.events.append((EventType.RESUMED, now))
-            resumed = CachedRequestData(request.key, block_ids, num_computed_tokens, is_resumed=True)
-            plan.add_cached(resumed, num_new_tokens)
+            plan.add_resumed(request.key, block_ids, num_computed_tokens, num_new_tokens)
         else:
             # A resumed generation may hit blocks of its own output as well.
             request.num_cached_tokens = min(num_computed_tokens, request.num_prompt_tokens)

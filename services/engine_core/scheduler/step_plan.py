@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine_core.kv_cache.kv_cache_manager import BlockIds
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import RequestKey
 
@@ -26,9 +27,15 @@ class StepPlan:
         self._num_scheduled_tokens[data.key] = num_tokens
         self.token_budget -= num_tokens
 
-    def add_cached(self, data: CachedRequestData, num_tokens: int) -> None:
-        self._cached_requests.append(data)
-        self._num_scheduled_tokens[data.key] = num_tokens
+    def add_resumed(self, key: RequestKey, block_ids: BlockIds, num_computed_tokens: int, num_tokens: int) -> None:
+        self._cached_requests.append(CachedRequestData(key, block_ids, num_computed_tokens, is_resumed=True))
+        self._num_scheduled_tokens[key] = num_tokens
+        self.token_budget -= num_tokens
+
+    def add_running(self, key: RequestKey, block_ids: BlockIds, num_computed_tokens: int, num_tokens: int) -> None:
+        if block_ids:
+            self._cached_requests.append(CachedRequestData(key, block_ids, num_computed_tokens))
+        self._num_scheduled_tokens[key] = num_tokens
         self.token_budget -= num_tokens
 
     def finish(self, finished_keys: list[RequestKey]) -> SchedulerOutput:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from engine_core.model_executor.attention.torch_batches import DecodeGroup, PrefillRow, decode_groups, prefill_rows
+from engine_core.model_executor.host_to_device import on_device
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,10 @@ def build_attention_metadata(
     """
 
     def int32(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(device)
+        return on_device(np.ascontiguousarray(array, dtype=np.int32), device)
 
     return AttentionMetadata(
-        slot_mapping=torch.from_numpy(slot_mapping).to(device),
+        slot_mapping=on_device(slot_mapping, device),
         query_start_loc=int32(query_start_loc),
         seq_lens=int32(seq_lens),
         block_tables=int32(block_tables),

@@ -1,6 +1,7 @@
 """From logits to one token a row: rules, penalties, arg-max or a draw by inverse CDF.
 
-Owner: the busy-loop thread. Has no state, so a row's token depends on its logits and its own parameters only.
+Owner: the busy-loop thread. Has no state, so a row's token depends on its logits and its own parameters only. Reading
+the tokens is the one wait for the device in a step; rows that need no more than an arg-max get no more.
 """
 
 from __future__ import annotations
@@ -8,53 +9,64 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine_core.model_executor.host_to_device import on_device
+from engine_core.model_executor.sampler.arg_max import arg_max
+from engine_core.model_executor.sampler.draw import NOT_COVERED, Draws, draw, draw_from_all
 from engine_core.model_executor.sampler.grammar_mask import apply_grammar_mask
 from engine_core.model_executor.sampler.logits_masks import apply_logits_masks
 from engine_core.model_executor.sampler.penalties import apply_penalties
 from engine_core.model_executor.sampler.sampling_batch import SamplingBatch
-from engine_core.model_executor.sampler.top_k_top_p import apply_min_p, apply_top_k, apply_top_p
-from engine_core.model_executor.sampler.uniform import uniform
 
 
-def sample(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """logits [B, V] of any float type, which this may overwrite -> token ids int64 [B] on the same device."""
-    random_rows = np.flatnonzero(batch.params["temperature"] > 0)
-    if not batch.ruled_rows and not random_rows.size and batch.grammar is None:
-        return logits.argmax(dim=-1)
+def sample(logits: torch.Tensor, batch: SamplingBatch | None) -> np.ndarray:
+    """logits [B, V] of any float type, which this may overwrite -> token ids int64 [B] on the host.
+
+    `batch` None: the likeliest token of every row, of equal ones that with the lowest id.
+    """
+    if batch is None:
+        return _read(arg_max(logits))
+    is_whole = len(batch.rows) == len(logits)
+    ruled = _apply_rules(logits if is_whole else logits[on_device(batch.rows, logits.device)], batch)
+    token_ids = _choose(ruled, batch)
+    if not is_whole:
+        chosen, token_ids = token_ids, arg_max(logits)
+        token_ids[on_device(batch.rows, logits.device)] = chosen
+    host_ids = _read(token_ids)
+    missing = np.flatnonzero(host_ids == NOT_COVERED)
+    if missing.size:
+        host_ids[missing] = _read(_draw_again(ruled, batch, np.searchsorted(batch.rows, missing)))
+    return host_ids
+
+
+def _apply_rules(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    """logits [R, V] of the batch's rows -> the same after grammars, masks and penalties: float32 if there are any."""
+    if batch.grammar is None and not batch.ruled_rows:
+        return logits
     logits = logits.float()
     if batch.grammar is not None:
         # First of all rules: what the grammar forbids stays forbidden, and the bans that can be dropped are others.
         apply_grammar_mask(logits, batch.grammar)
     apply_logits_masks(logits, batch.ruled_rows)
     apply_penalties(logits, batch.ruled_rows)
-    token_ids = logits.argmax(dim=-1)
-    if random_rows.size:
-        rows = torch.from_numpy(random_rows).to(logits.device)
-        token_ids[rows] = _draw(logits[rows], batch.params[random_rows], batch.token_indices[random_rows])
+    return logits
+
+
+def _choose(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+    """Arg-max or draw, [R]."""
+    rows = np.flatnonzero(batch.params["temperature"] > 0)
+    if rows.size == len(logits):
+        return draw(logits, Draws.of(batch.params, batch.token_indices))
+    token_ids = arg_max(logits)
+    if rows.size:
+        index = on_device(rows, logits.device)
+        token_ids[index] = draw(logits[index], Draws.of(batch.params[rows], batch.token_indices[rows]))
     return token_ids
 
 
-def _draw(logits: torch.Tensor, params: np.ndarray, token_indices: np.ndarray) -> torch.Tensor:
-    """logits float32 [R, V] -> token ids [R]. In float64, so that a sum over the vocabulary is exact enough."""
-    temperatures = torch.from_numpy(params["temperature"].copy()).to(logits.device)
-    scaled = logits.double() / temperatures[:, None]
-    apply_min_p(scaled, params["min_p"])
-    apply_top_k(scaled, params["top_k"])
-    apply_top_p(scaled, params["top_p"])
-    numbers = torch.from_numpy(uniform(params["seed"], token_indices)).to(logits.device)
-    return invert_cdf(scaled.softmax(dim=-1), numbers)
+def _draw_again(logits: torch.Tensor, batch: SamplingBatch, rows: np.ndarray) -> torch.Tensor:
+    index = on_device(rows, logits.device)
+    return draw_from_all(logits[index], Draws.of(batch.params[rows], batch.token_indices[rows]))
 
 
-def invert_cdf(probabilities: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """The first token, in id order, where the cumulative probability exceeds the number; float64 [R, V], [R] -> [R].
-
-    Never a token of probability 0: such tokens are left out explicitly, because a parallel sum may wobble in its last
-    digit. A number so near 1 that rounding leaves no token takes the last possible one.
-    """
-    cumulative = probabilities.cumsum(dim=-1)
-    possible = probabilities > 0
-    beyond = (cumulative > (numbers * cumulative[:, -1])[:, None]) & possible
-    # Of equal maxima, argmax takes the first.
-    first = beyond.to(torch.uint8).argmax(dim=-1)
-    last_possible = possible.shape[-1] - 1 - possible.flip(-1).to(torch.uint8).argmax(dim=-1)
-    return torch.where(beyond.any(dim=-1), first, last_possible)
+def _read(token_ids: torch.Tensor) -> np.ndarray:
+    return token_ids.cpu().numpy()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine_core.model_executor.sampler.token_counts import TokenCounts
 from engine_core.scheduler.output import NewRequestData
 from engine_core.scheduler.request import SamplingParams
 
@@ -57,6 +58,13 @@ class LogitsRules:
             or num_output_tokens < self.min_tokens
         )
 
+    def start_counts(self, prompt_token_ids: np.ndarray) -> TokenCounts | None:
+        """What the penalties have to know; None without penalties."""
+        if not self.has_penalties:
+            return None
+        # The other penalties look at the output only.
+        return TokenCounts(prompt_token_ids if self.repetition_penalty != 1 else prompt_token_ids[:0])
+
     @classmethod
     def of(cls, request: NewRequestData, vocab_size: int) -> LogitsRules | None:
         """The rules of a request, or None for the many that have none. Ids outside the vocabulary rule nothing."""
@@ -78,18 +86,19 @@ class LogitsRules:
 
 @dataclass(frozen=True, slots=True)
 class RuledRow:
-    """A row of the logits whose request has rules in force."""
+    """A row whose request has rules in force."""
 
     row: int
     rules: LogitsRules
-    # Views of the worker's state: valid during this step only.
-    prompt_token_ids: np.ndarray
+    # A view of the worker's state: valid during this step only.
     output_token_ids: np.ndarray
+    # Of a request with penalties.
+    counts: TokenCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarRows:
-    """Rows of the logits that a grammar restricts, and the tokens it allows there."""
+    """Rows that a grammar restricts, and the tokens it allows there."""
 
     # [R]
     rows: np.ndarray
@@ -99,11 +108,16 @@ class GrammarRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """The rows to sample in one step, in the order of the logits."""
+    """The rows of one step that need more than an arg-max: R of the B rows of the logits.
 
-    # SAMPLING_DTYPE, [B]
+    The rows that rules and grammar name are places among these R.
+    """
+
+    # Ascending, [R].
+    rows: np.ndarray
+    # SAMPLING_DTYPE, [R]
     params: np.ndarray
-    # Index of the output token to choose, resumed output counted, [B].
+    # Index of the output token to choose, resumed output counted, [R].
     token_indices: np.ndarray
     ruled_rows: list[RuledRow]
     grammar: GrammarRows | None = None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine_core.model_executor.host_to_device import on_device
+
 # Nearly always the nucleus is among these; the rest of the vocabulary is sorted only when it is not.
 _FIRST_CANDIDATES = 1024
 
@@ -17,7 +19,7 @@ def apply_min_p(logits: torch.Tensor, min_p: np.ndarray) -> None:
     """Keep tokens at least min_p [B] times as likely as the most likely one; 0 = off. logits: [B, V], scaled."""
     rows = np.flatnonzero(min_p > 0)
     if rows.size:
-        index, limits = _to(logits, rows), _to(logits, np.log(min_p[rows]))
+        index, limits = on_device(rows, logits.device), on_device(np.log(min_p[rows]), logits.device)
         selected = logits[index]
         logits[index] = _drop_below(selected, selected.amax(dim=-1) + limits)
 
@@ -26,19 +28,25 @@ def apply_top_k(logits: torch.Tensor, top_k: np.ndarray) -> None:
     """Keep the top_k [B] largest; 0 = off. logits: [B, V]."""
     rows = np.flatnonzero((top_k > 0) & (top_k < logits.shape[-1]))
     if rows.size:
-        index, ranks = _to(logits, rows), _to(logits, top_k[rows] - 1)
+        index, ranks = on_device(rows, logits.device), on_device(top_k[rows] - 1, logits.device)
         selected = logits[index]
         largest = selected.topk(int(top_k[rows].max()), dim=-1).values
         logits[index] = _drop_below(selected, largest.gather(1, ranks[:, None])[:, 0])
 
 
-def apply_top_p(logits: torch.Tensor, top_p: np.ndarray) -> None:
-    """Keep the smallest set of likeliest tokens whose probability reaches top_p [B]; 1 = off. logits: [B, V]."""
+def apply_top_p(logits: torch.Tensor, top_p: np.ndarray, outside: torch.Tensor | None = None) -> None:
+    """Keep the smallest set of likeliest tokens whose probability reaches top_p [B]; 1 = off. logits: [B, V].
+
+    outside [B]: weight of all tokens that are not among the logits, where that of the likeliest one is 1.
+    """
     rows = np.flatnonzero(top_p < 1)
     if rows.size:
-        index, masses = _to(logits, rows), _to(logits, top_p[rows])
+        index, masses = on_device(rows, logits.device), on_device(top_p[rows], logits.device)
         selected = logits[index]
         probabilities = selected.softmax(dim=-1)
+        if outside is not None:
+            # The likeliest has probability 1 / (sum of weights) among the logits alone.
+            probabilities /= 1 + outside[index, None] * probabilities.amax(dim=-1, keepdim=True)
         thresholds = _nucleus_thresholds(probabilities, masses)
         logits[index] = selected.masked_fill(probabilities < thresholds[:, None], float("-inf"))
 
@@ -64,7 +72,3 @@ def _threshold(descending: torch.Tensor, masses: torch.Tensor) -> torch.Tensor:
 
 def _drop_below(logits: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
     return logits.masked_fill(logits < thresholds[:, None], float("-inf"))
-
-
-def _to(like: torch.Tensor, array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array).to(like.device)
