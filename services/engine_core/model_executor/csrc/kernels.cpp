@@ -32,11 +32,13 @@ int64_t scratch_size(const Attention& attention) {
   return larger(DecodeScratch<T>::size(attention), Prefill<Product, T>::size(attention));
 }
 
+inline int64_t partial_size(const Attention& a) { return a.group() * (round_up(a.head_dim, 2 * kWidth) + 2); }
+
 template <typename Product, typename T>
 const stepwire::Kernels* table() {
   static const stepwire::Kernels kernels = {
       add_rms_norm<T>, rope_and_cache<T>, act_mul<T>,          scratch_size<Product, T>,
-      decode<T>,       merge<T>,          prefill<Product, T>, tile_queries,
+      decode<T>,       partial_size,      merge<T>,            prefill<Product, T>, tile_queries,
   };
   return &kernels;
 }

@@ -50,7 +50,8 @@ struct Attention {
 struct DecodePart {
   int64_t sequence, token, kv_head, begin, end;
   // Where the unfinished result goes when other parts of the same sequence and head exist: for each head of the group
-  // its maximum and its sum, then for each head its head_dim weighted values. Null: the part is all, and is finished.
+  // its maximum and its sum, then for each head its weighted values (partial_size numbers in all). Null: the part is
+  // all there is, and is finished.
   float* partial;
 };
 
@@ -66,6 +67,7 @@ struct Kernels {
   // Bytes of scratch memory, aligned to 64, that a thread needs for any part or tile.
   int64_t (*scratch_size)(const Attention&);
   void (*decode)(const Attention&, const DecodePart*, int64_t num_parts, char* scratch);
+  int64_t (*partial_size)(const Attention&);
   // Finishes what all parts of one sequence and head left behind.
   void (*merge)(const Attention&, const DecodePart*, int64_t num_parts);
   void (*prefill)(const Attention&, const PrefillTile&, char* scratch);

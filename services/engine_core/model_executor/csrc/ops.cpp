@@ -135,11 +135,11 @@ char* scratch(int64_t size) {
 }
 
 // Parts of one sequence and head lie side by side; each gets its place for an unfinished result.
-void give_partials(const Attention& a, Plan& plan, std::vector<float>& memory) {
+void give_partials(const Kernels& kernels, const Attention& a, Plan& plan, std::vector<float>& memory) {
   const auto is_whole = [&](const DecodePart& part) {
     return part.begin == first_visible(a, a.seq_lens[part.sequence] - 1) && part.end == a.seq_lens[part.sequence];
   };
-  const int64_t size = a.group() * (a.head_dim + 2);
+  const int64_t size = kernels.partial_size(a);
   int64_t count = 0;
   for (const DecodePart& part : plan.parts) count += !is_whole(part);
   if ((int64_t)memory.size() < count * size) memory.resize(count * size);
@@ -175,7 +175,7 @@ void attend(const Kernels& kernels, const Attention& a) {
     the_plan.work = 0;
     plan_decodes(a, num_threads = 1, the_plan);
   }
-  give_partials(a, the_plan, partials);
+  give_partials(kernels, a, the_plan, partials);
   std::atomic<size_t> next_tile{0};
   at::parallel_for(0, num_threads, 1, [&](int64_t begin, int64_t end) {
     char* memory = scratch(scratch_size);

@@ -71,7 +71,8 @@ inline float advance(const Scores& scores, const float* products, T* weights, in
     total += weight;
     store(weights + i, weight);
   }
-  const float correction = ::exp2f(state.maximum - new_maximum);
+  // Nothing came before the first part, so that there is nothing to correct.
+  const float correction = state.maximum == -INFINITY ? 1 : ::exp2f(state.maximum - new_maximum);
   state.maximum = new_maximum;
   state.sum = state.sum * correction + sum(total);
   return correction;

@@ -105,11 +105,17 @@ struct Prefill {
         store(weighted + row * columns + d, load(weighted + row * columns + d) * correction);
   }
 
+  // One row of results, its sum taken out.
+  void write(int64_t token, int64_t head, const float* from, float sum) {
+    T* out = (T*)a.out + (token * a.num_heads + head) * dim;
+    const float inverse = 1 / sum;
+    for_each_vector(dim, [&](int64_t d, int64_t n) { store_some(out + d, load_some(from + d, n) * inverse, n); });
+  }
+
   void finish() {
     const int64_t group = a.group(), start = a.query_starts[tile.sequence] + tile.begin;
     for (int64_t row = 0; row < num_rows; row++)
-      write_result<T>(a, start + row / group, tile.kv_head * group + row % group, weighted + row * columns,
-                      softmax[row].sum);
+      write(start + row / group, tile.kv_head * group + row % group, weighted + row * columns, softmax[row].sum);
   }
 
   void run() {

@@ -47,12 +47,26 @@ inline __attribute__((always_inline)) void transpose_from(Vec* rows) {
 
 inline __attribute__((always_inline)) void transpose(Vec (&rows)[kWidth]) { transpose_from<kWidth / 2>(rows); }
 
+// Of each run of 2 * half lanes: the first half of a's sums with its second, then the same of b's.
+template <int half, size_t... lane>
+inline Vec folded(Vec a, Vec b, std::index_sequence<lane...>) {
+  // A selection and one shuffle, instead of two shuffles: those have one port only.
+  const IntVec is_low = IntVec{(lane % (2 * half) < half ? -1 : 0)...};
+#if defined(__clang__)
+  const Vec crossed = __builtin_shufflevector(a, b, (lane % (2 * half) < half ? lane + half : kWidth + lane - half)...);
+#else
+  const Vec crossed =
+      __builtin_shuffle(a, b, IntVec{(int)(lane % (2 * half) < half ? lane + half : kWidth + lane - half)...});
+#endif
+  return (is_low ? a : b) + crossed;
+}
+
 template <int half>
 inline __attribute__((always_inline)) void sum_from(Vec* vectors) {
   if constexpr (half > 0) {
 #pragma GCC unroll 16
     for (int i = 0; i < half; i++)
-      vectors[i] = low_halves<half>(vectors[i], vectors[i + half]) + high_halves<half>(vectors[i], vectors[i + half]);
+      vectors[i] = folded<half>(vectors[i], vectors[i + half], std::make_index_sequence<kWidth>());
     sum_from<half / 2>(vectors);
   }
 }

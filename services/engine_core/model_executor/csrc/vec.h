@@ -84,6 +84,47 @@ inline void store_part(T* to, Vec value, int64_t count) {
   memcpy(to, whole, count * sizeof(T));
 }
 
+// Two vectors of numbers that lie side by side, in the order that costs least: bfloat16 the even ones, then the odd.
+struct Pair {
+  Vec a, b;
+};
+
+inline Pair load_pair(const float* from) { return {load(from), load(from + kWidth)}; }
+
+inline Pair load_pair(const bfloat16* from) {
+  UintVec bits;
+  memcpy(&bits, from, sizeof bits);
+  return {(Vec)(bits << 16), (Vec)(bits & 0xffff0000u)};
+}
+
+inline void store_pair(float* to, Pair pair) {
+  store(to, pair.a);
+  store(to + kWidth, pair.b);
+}
+
+inline void store_pair(bfloat16* to, Pair pair) {
+  const UintVec bits = __builtin_convertvector(to_bfloat16(pair.a), UintVec) |
+                       __builtin_convertvector(to_bfloat16(pair.b), UintVec) << 16;
+  memcpy(to, &bits, sizeof bits);
+}
+
+// The first `count` numbers, at most two vectors, and zeros.
+template <typename T>
+inline __attribute__((always_inline)) Pair load_some_of_pair(const T* from, int64_t count) {
+  if (count >= 2 * kWidth) return load_pair(from);
+  T whole[2 * kWidth] = {};
+  memcpy(whole, from, count * sizeof(T));
+  return load_pair(whole);
+}
+
+template <typename T>
+inline __attribute__((always_inline)) void store_some_of_pair(T* to, Pair pair, int64_t count) {
+  if (count >= 2 * kWidth) return store_pair(to, pair);
+  T whole[2 * kWidth];
+  store_pair(whole, pair);
+  memcpy(to, whole, count * sizeof(T));
+}
+
 // Calls body(offset, count) for every vector of n numbers; count is a constant but in the last, partial one.
 template <typename Body>
 inline __attribute__((always_inline)) void for_each_vector(int64_t n, Body body) {
