@@ -1,4 +1,4 @@
-"""Paged attention of prompts and chunks in Triton: tiles of queries, each with all heads of a group, over tiles of keys.
+"""Paged attention of prompts and chunks in Triton: tiles of queries with all heads of a group, over tiles of keys.
 
 Tiles of keys that no query of the tile may see are not visited: those after it, and those before its sliding window.
 A tile finds its sequence by itself, so that a launch needs nothing from the host but the number of tokens.
@@ -76,9 +76,8 @@ def _prefill(
     first_query = (tile - begin // QUERIES - sequence) * QUERIES
     if first_query >= num_queries:
         return
-    if not HAS_DECODES:
-        if num_queries == 1:
-            return
+    if (not HAS_DECODES) & (num_queries == 1):
+        return
     num_before = tl.load(seq_lens + sequence) - num_queries
 
     rows, features = tl.arange(0, ROWS), tl.arange(0, D_TILE)
