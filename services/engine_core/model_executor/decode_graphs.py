@@ -12,12 +12,16 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from engine_core.config import EngineSettings
 from engine_core.model_executor.attention.kv_cache import LayerKVCache
 from engine_core.model_executor.attention.metadata import AttentionMetadata, HostBatch
 from engine_core.model_executor.attention.paged_attention import PagedAttention
 from engine_core.model_executor.kernels.interface import Kernels
+from engine_core.model_executor.loader import LoadedModel
 from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.models.backend import ModelBackend
+from engine_core.model_executor.models.support import context_limit
+from engine_core.model_executor.parallel.worker_group import WorkerGroup
 from engine_core.model_executor.staging import Mirror, layout
 from engine_core.model_executor.step_inputs import StepInputs
 
@@ -55,7 +59,7 @@ class CudaRecorder:
 
 
 class DecodeGraphs:
-    """Recorded decode steps of up to `max_num_seqs` sequences. Without a recording nothing fits."""
+    """Recorded decode steps of up to `max_num_seqs` sequences."""
 
     def __init__(
         self,
@@ -78,30 +82,34 @@ class DecodeGraphs:
         # One for all sizes, because each would be large.
         self._logits = torch.zeros(self._sizes[-1], backend.vocab_size, dtype=dtype, device=device)
         self._replays: dict[int, Pass] = {}
+        # Those that the recordings read and write.
+        self._caches: Mapping[int, LayerKVCache] | None = None
 
     @torch.inference_mode()
     def capture(self, caches: Mapping[int, LayerKVCache], progress: Progress) -> None:
         """Record all sizes over these caches, the largest first, whose memory the others then share."""
+        self.drop()
+        self._caches = caches
         for count, size in enumerate(reversed(self._sizes), start=1):
             progress(f"recording CUDA graphs: {count} of {len(self._sizes)}")
             self._replays[size] = self._record(self._forward_of(size, caches))
 
     def drop(self) -> None:
-        """Forget the recordings: caches or weights are about to move."""
-        self._replays = {}
+        """Forget the recordings: caches or weights are about to move. The next step that fits records again."""
+        self._replays, self._caches = {}, None
 
     def fits(self, inputs: StepInputs) -> bool:
         """Whether a recording can do this step: decodes only, not too many, none too long."""
         num_sequences, num_columns = inputs.block_tables[0].shape
-        return (
-            bool(self._replays)
-            and len(inputs.input_ids) == num_sequences <= self._sizes[-1]
-            and num_columns <= self._buffers.num_columns
-        )
+        is_decode = len(inputs.input_ids) == num_sequences
+        is_small = num_sequences <= self._sizes[-1] and num_columns <= self._buffers.num_columns
+        return bool(is_decode and is_small)
 
     @torch.inference_mode()
-    def forward(self, inputs: StepInputs) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, caches: Mapping[int, LayerKVCache]) -> torch.Tensor:
         """A step that fits -> logits [S, vocab_size] of its sampled sequences, valid until the next one."""
+        if caches is not self._caches:
+            self.capture(caches, lambda _: None)
         num_sequences = len(inputs.input_ids)
         size = next(size for size in self._sizes if size >= num_sequences)
         self._buffers.fill(inputs, size)
@@ -193,6 +201,22 @@ def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     return tuple(sorted(sizes | set(range(_SMALL_SIZES[-1] + _SIZE_STEP, max_num_seqs, _SIZE_STEP)) | {max_num_seqs}))
 
 
-def can_record(backend: ModelBackend, kernels: Kernels) -> bool:
-    """Whether a forward pass reads nothing from the host, so that a recording of it stays true."""
-    return backend.name == "native" and kernels.name in _RECORDABLE
+def decode_graphs_for(
+    settings: EngineSettings, loaded: LoadedModel, backend: ModelBackend, kernels: Kernels, group: WorkerGroup | None
+) -> DecodeGraphs | None:
+    """The graphs of this engine; None where decode steps run eagerly."""
+    # A recording is true while a forward pass reads nothing from the host. Sums over workers were never recorded.
+    can_record = backend.name == "native" and kernels.name in _RECORDABLE and group is None
+    if loaded.device.type != "cuda" or settings.enforce_eager or not can_record:
+        return None
+    limit = context_limit(loaded.config)
+    return DecodeGraphs(
+        backend,
+        kernels,
+        loaded.device,
+        CudaRecorder(),
+        dtype=loaded.dtype,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=min(settings.max_model_len, limit) if settings.max_model_len > 0 else limit,
+        block_size=settings.block_size,
+    )

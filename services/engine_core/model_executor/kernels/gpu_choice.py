@@ -38,7 +38,7 @@ def choose_gpu_kernels(settings: EngineSettings, device: torch.device, dtype: to
     return TritonKernels(num_processors(device), is_batch_invariant=settings.batch_invariant)
 
 
-def require_invariance(settings: EngineSettings, device: torch.device, num_shards: int) -> None:
+def require_invariance(settings: EngineSettings, device: torch.device) -> None:
     """Raise StartupError where --batch-invariant could not be kept."""
     if not settings.batch_invariant:
         return
@@ -49,8 +49,8 @@ def require_invariance(settings: EngineSettings, device: torch.device, num_shard
         )
     if settings.attention_backend not in ("auto", "triton"):
         raise StartupError(f"--batch-invariant is not to be had with --attention-backend {settings.attention_backend}")
-    if num_shards > 1:
-        raise StartupError("--batch-invariant is not to be had with --tensor-parallel-size above 1: the order of sums")
+    if settings.tensor_parallel_size > 1:
+        raise StartupError("--batch-invariant is not to be had with --tensor-parallel-size: workers sum in any order")
     if settings.model_impl == "transformers":
         raise StartupError("--batch-invariant is not to be had with --model-impl transformers")
 
