@@ -13,6 +13,9 @@ from stepwire.settings import set_default_variable
 # Before any test imports torch: as the engine does, because services and tests share few cores.
 set_default_variable("OMP_WAIT_POLICY", "passive")
 
+# Before any test imports triton: without a GPU its kernels run in its interpreter, on CPU tensors.
+set_default_variable("TRITON_INTERPRET", "1")
+
 # A shell starts background jobs with SIGINT ignored, and so would be every process that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

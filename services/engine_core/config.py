@@ -35,6 +35,13 @@ class EngineSettings(Settings):
     cpu_kernels: Literal["auto", "avx512", "avx2", "portable", "torch"] = Field(
         "auto", description="Instructions of the kernels on a CPU; auto = the best it has, torch = no compiled ones."
     )
+    attention_backend: Literal["auto", "triton", "flashinfer", "torch"] = Field(
+        "auto", description="Kernels on a GPU; auto = triton. flashinfer: pip install flashinfer-python."
+    )
+    batch_invariant: bool = Field(
+        False, description="On a GPU: a request's logits do not depend on what else is in the batch; slower."
+    )
+    enforce_eager: bool = Field(False, description="On a GPU: no CUDA graphs for decode steps.")
     tensor_parallel_size: int = Field(
         1, ge=1, description="Workers that share each layer, one GPU each; 1 = no workers."
     )

@@ -7,7 +7,6 @@ a new block is written to both places, so that a step pays for new blocks alone.
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from engine_core.model_executor.row_table import RowTable
 from engine_core.model_executor.staging_buffer import StagingBuffer
@@ -16,9 +15,9 @@ from engine_core.model_executor.staging_buffer import StagingBuffer
 class BlockTable:
     """Entries past a request's last block are 0, the null block: they are read, and masked."""
 
-    def __init__(self, num_rows: int, num_columns: int, *, is_pinned: bool) -> None:
+    def __init__(self, num_rows: int, num_columns: int) -> None:
         self._table = RowTable(num_rows, num_columns, np.int32)
-        self._buffer = StagingBuffer(torch.int32, num_rows * num_columns, is_pinned=is_pinned)
+        self._buffer = StagingBuffer(np.int32, num_rows * num_columns)
         self._of_batch = self._buffer.take(0).reshape(0, 0)
 
     def ensure_rows(self, num_rows: int) -> None:

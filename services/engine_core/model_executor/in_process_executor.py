@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from engine_core.config import EngineSettings
+from engine_core.model_executor.decode_graphs import decode_graphs_for
 from engine_core.model_executor.device_thread import DeviceThread
 from engine_core.model_executor.executor import HEALTH_TIMEOUT_S, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
 from engine_core.model_executor.kernels.choice import choose_kernels
@@ -54,6 +55,7 @@ class InProcessExecutor:
         kernels = choose_kernels(settings, loaded.device, loaded.dtype)
         backend = choose_backend(settings, loaded, kernels, group)
         self._runner: ModelRunner | None = make_runner(backend, loaded, settings.max_num_seqs, kernels, group)
+        self._runner.graphs = decode_graphs_for(settings, loaded, backend, kernels, group)
         self._model_info = _describe(loaded, backend, kernels, self._runner)
         # The forward pass that is to be sampled from next.
         self._forward: Future[None] | None = None
@@ -76,7 +78,12 @@ class InProcessExecutor:
             # All workers take from the same memory.
             block_bytes *= self._settings.tensor_parallel_size * self._settings.pipeline_parallel_size
         return determine_num_blocks(
-            self._settings, block_bytes, self._device, lambda: self._run_largest_step(block_size)
+            self._settings,
+            block_bytes,
+            self._device,
+            lambda: self._run_largest_step(block_size),
+            lambda: self._device_thread.run(self._running().record_graphs, block_size, self._progress),
+            self._running().drop_graphs,
         )
 
     def initialize_kv_cache(self, num_blocks: int, block_size: int) -> None:
@@ -86,6 +93,7 @@ class InProcessExecutor:
         self._progress("warming up")
         # One prefill and one decode in a step: both paths.
         self._device_thread.run(self._running().run_dummy_step, [_WARM_UP_TOKENS, 1], self._settings.block_size)
+        self._device_thread.run(self._running().record_graphs, self._settings.block_size, self._progress)
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
         self._forward = self._device_thread.submit(self._running().execute_model, scheduler_output)
@@ -133,14 +141,17 @@ class InProcessExecutor:
         return self._running().weights.shapes
 
     def update_weights(self, tensors: list[WeightTensor]) -> None:
+        self._running().drop_graphs()
         self._device_thread.run(self._running().weights.update, tensors)
 
     def load_weights(self, directory: Path) -> int:
+        self._running().drop_graphs()
         num_bytes = self._device_thread.run(self._running().weights.load, directory)
         self._empty_cache()
         return num_bytes
 
     def discard_weights(self) -> int:
+        self._running().drop_graphs()
         freed_bytes = self._device_thread.run(self._running().weights.discard)
         self._empty_cache()
         return freed_bytes

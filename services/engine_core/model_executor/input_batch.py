@@ -31,9 +31,7 @@ _NOT_IN_BATCH = -1
 class InputBatch:
     """Tokens, block tables, counts and sampling parameters of every request the worker knows."""
 
-    def __init__(
-        self, max_num_seqs: int, block_size: int, vocab_size: int, num_groups: int = 1, *, is_pinned: bool = False
-    ) -> None:
+    def __init__(self, max_num_seqs: int, block_size: int, vocab_size: int, num_groups: int = 1) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._rows: dict[RequestKey, int] = {}
@@ -42,13 +40,13 @@ class InputBatch:
         self._tokens = RowTable(max_num_seqs, _INITIAL_COLUMNS)
         num_blocks = _INITIAL_COLUMNS // block_size + 1
         # One for each group of layers; a row has as many blocks in each.
-        self._blocks = [BlockTable(max_num_seqs, num_blocks, is_pinned=is_pinned) for _ in range(num_groups)]
+        self._blocks = [BlockTable(max_num_seqs, num_blocks) for _ in range(num_groups)]
         # By row: tokens of the prompt, known tokens, computed tokens, blocks.
         self._num_prompt, self._num_known, self._num_computed, self._num_blocks = np.zeros(
             (4, max_num_seqs), dtype=np.int64
         )
         self._sampling = SamplingRows(max_num_seqs, vocab_size)
-        self._arrays = StepArrays(max_num_seqs, num_groups, is_pinned=is_pinned)
+        self._arrays = StepArrays(max_num_seqs, num_groups)
         # The running batch, its rows, and the place of each row in it.
         self._keys: list[RequestKey] = []
         self._batch_rows = np.zeros(0, dtype=np.int64)

@@ -21,13 +21,19 @@ _FEWEST_BLOCKS = 2
 
 
 def determine_num_blocks(
-    settings: EngineSettings, block_bytes: int, device: torch.device, run_largest_step: Callable[[], None]
+    settings: EngineSettings,
+    block_bytes: int,
+    device: torch.device,
+    run_largest_step: Callable[[], None],
+    record_graphs: Callable[[], None],
+    drop_graphs: Callable[[], None],
 ) -> int:
     """Blocks to allocate, null block included. Raises StartupError when not even one besides it fits."""
     if settings.num_blocks:
         return _require_a_block(settings.num_blocks, f"--num-blocks {settings.num_blocks}: at least 2 are needed")
     if device.type == "cuda":
-        budget = _gpu_budget(settings, device, run_largest_step)
+        graph_bytes = _graph_bytes(device, record_graphs, drop_graphs)
+        budget = _gpu_budget(settings, device, run_largest_step) - graph_bytes
         advice = "raise --gpu-memory-utilization or lower --max-num-batched-tokens"
     else:
         budget = _cpu_budget(settings)
@@ -71,3 +77,15 @@ def _gpu_budget(settings: EngineSettings, device: torch.device, run_largest_step
     held_by_others = total - free - torch.cuda.memory_reserved(device)
     torch.cuda.empty_cache()
     return int(total * settings.gpu_memory_utilization) - peak - held_by_others
+
+
+def _graph_bytes(device: torch.device, record_graphs: Callable[[], None], drop_graphs: Callable[[], None]) -> int:
+    """What recorded decode steps hold, found by recording them: the driver's share of it is in no statistics."""
+    torch.cuda.empty_cache()
+    free_before, _ = torch.cuda.mem_get_info(device)
+    record_graphs()
+    torch.cuda.synchronize(device)
+    free_after, _ = torch.cuda.mem_get_info(device)
+    drop_graphs()
+    torch.cuda.empty_cache()
+    return max(0, free_before - free_after)

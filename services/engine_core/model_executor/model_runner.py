@@ -12,17 +12,20 @@ import numpy as np
 import torch
 
 from engine_core.model_executor.attention.kv_cache import LayerKVCache, LayerSpec
-from engine_core.model_executor.attention.metadata import AttentionMetadata, build_attention_metadata
+from engine_core.model_executor.attention.metadata import AttentionMetadata
 from engine_core.model_executor.attention.paged_attention import PagedAttention
-from engine_core.model_executor.host_to_device import UploadFence, on_device
+from engine_core.model_executor.decode_graphs import DecodeGraphs
+from engine_core.model_executor.host_to_device import on_device
 from engine_core.model_executor.input_batch import InputBatch
 from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.kv_cache_groups import tensor_specs
+from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.model_weights import ModelWeights
 from engine_core.model_executor.models.backend import ModelBackend
 from engine_core.model_executor.sampler.logprobs import pack_prompt, pack_sampled, raw_logprobs
 from engine_core.model_executor.sampler.sampler import sample
 from engine_core.model_executor.sampler.sampling_batch import SAMPLING_DTYPE, SamplingBatch
+from engine_core.model_executor.staging import copies_to, stage
 from engine_core.model_executor.step_inputs import StepInputs
 from engine_core.scheduler.output import ModelRunnerOutput, PromptLogprobs, SchedulerOutput
 from engine_core.scheduler.request import RequestKey
@@ -64,8 +67,9 @@ class ModelRunner:
         self._block_size = 0
         self._requests: InputBatch | None = None
         self._pending: _Pending | None = None
-        # Each step is prepared in the same memory.
-        self._upload_fence = UploadFence(device)
+        self._to_device = copies_to(device)
+        # Where decode steps are replayed.
+        self.graphs: DecodeGraphs | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -76,17 +80,12 @@ class ModelRunner:
         self._caches = self._allocate(num_blocks, block_size)
         self._num_blocks, self._block_size = num_blocks, block_size
         num_groups = len(self._backend.layer_groups)
-        self._requests = InputBatch(
-            self._max_num_seqs,
-            block_size,
-            self._backend.vocab_size,
-            num_groups,
-            is_pinned=self._device.type == "cuda",
-        )
+        self._requests = InputBatch(self._max_num_seqs, block_size, self._backend.vocab_size, num_groups)
 
     def release_kv_cache(self) -> int:
         """Drop the cache and keep the record of the requests; returns its size in bytes."""
         freed_bytes = self._num_blocks * self._block_size * self.kv_bytes_per_token if self._caches else 0
+        self.drop_graphs()
         self._caches = {}
         return freed_bytes
 
@@ -101,7 +100,18 @@ class ModelRunner:
 
     def move_weights(self, device: torch.device) -> int:
         """Move the weights; returns the bytes that this took off the device they were on, 0 when they were there."""
+        self.drop_graphs()
         return self._backend.move_weights(device)
+
+    def record_graphs(self, block_size: int, progress: Progress) -> None:
+        """Record decode steps, if they are to be replayed; before there is a cache, over one of a single block."""
+        if self.graphs is not None:
+            self.graphs.capture(self._caches or self._allocate(1, block_size), progress)
+
+    def drop_graphs(self) -> None:
+        """Weights or caches are about to move."""
+        if self.graphs is not None:
+            self.graphs.drop()
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> None:
@@ -109,9 +119,8 @@ class ModelRunner:
         if self._requests is None or self._pending is not None:
             raise InvariantViolation("execute_model before initialize_kv_cache, or twice without sample_tokens")
         self._requests.update(scheduler_output)
-        self._upload_fence.wait()
         inputs = self._requests.prepare(scheduler_output.num_scheduled_tokens)
-        logits = self._forward(inputs, self._caches, self._block_size) if inputs.keys else None
+        logits = self._run(inputs) if inputs.keys else None
         self._pending = _Pending(inputs, logits if inputs.sampled.size else None, self._prompt_logprobs(inputs))
 
     @torch.inference_mode()
@@ -190,25 +199,20 @@ class ModelRunner:
     def _tensor_specs(self) -> list[LayerSpec]:
         return tensor_specs(self._backend.layer_groups, self._backend.layer_specs)
 
+    def _run(self, inputs: StepInputs) -> torch.Tensor:
+        # Log-probabilities of a prompt need the hidden states, which a replay leaves nowhere.
+        can_replay = self.graphs is not None and self.graphs.fits(inputs) and not self._record().prompt_logprobs(inputs)
+        if self.graphs is not None and can_replay:
+            return self.graphs.forward(inputs, self._caches)
+        return self._forward(inputs, self._caches, self._block_size)
+
     def _forward(self, inputs: StepInputs, caches: dict[int, LayerKVCache], block_size: int) -> torch.Tensor:
+        step = stage(inputs, self._logits_indices(inputs), block_size, self._to_device)
         metadata: dict[int, AttentionMetadata] = {}
-        tables = zip(self._backend.layer_groups, inputs.block_tables, inputs.slot_mappings, strict=True)
-        for group, block_tables, slot_mapping in tables:
-            of_group = build_attention_metadata(
-                query_start_loc=inputs.query_start_loc,
-                seq_lens=inputs.seq_lens,
-                prompt_lens=inputs.prompt_lens,
-                block_tables=block_tables,
-                slot_mapping=slot_mapping,
-                block_size=block_size,
-                device=self._device,
-            )
+        for group, of_group in zip(self._backend.layer_groups, step.metadata, strict=True):
             metadata.update(dict.fromkeys(group.layers, of_group))
-        input_ids, positions = self._on_device(inputs.input_ids), self._on_device(inputs.positions)
-        logits_indices = self._on_device(self._logits_indices(inputs))
-        self._upload_fence.set()
         context = PagedAttention(caches, metadata, self._kernels)
-        return self._backend.forward(input_ids, positions, logits_indices, context)
+        return self._backend.forward(step.input_ids, step.positions, step.logits_indices, context)
 
     def _on_device(self, array: np.ndarray) -> torch.Tensor:
         return on_device(array, self._device)

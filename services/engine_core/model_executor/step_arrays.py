@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
+from numpy.typing import DTypeLike
 
 from engine_core.model_executor.block_table import BlockTable
 from engine_core.model_executor.row_table import RowTable
@@ -18,16 +18,16 @@ from engine_core.model_executor.staging_buffer import StagingBuffer
 class StepArrays:
     """Buffers of one worker. Every array is valid until the next step asks for the same one."""
 
-    def __init__(self, num_seqs: int, num_groups: int, *, is_pinned: bool) -> None:
-        def buffer(dtype: torch.dtype, size: int = num_seqs) -> StagingBuffer:
-            return StagingBuffer(dtype, size, is_pinned=is_pinned)
+    def __init__(self, num_seqs: int, num_groups: int) -> None:
+        def buffer(dtype: DTypeLike, size: int = num_seqs) -> StagingBuffer:
+            return StagingBuffer(dtype, size)
 
-        self._query_start_loc = buffer(torch.int32, num_seqs + 1)
-        self._seq_lens, self._prompt_lens = buffer(torch.int32), buffer(torch.int32)
-        self._positions, self._input_ids, self._logits_indices = (buffer(torch.int64) for _ in range(3))
-        self._slots = [buffer(torch.int64) for _ in range(num_groups)]
+        self._query_start_loc = buffer(np.int32, num_seqs + 1)
+        self._seq_lens, self._prompt_lens = buffer(np.int32), buffer(np.int32)
+        self._positions, self._input_ids, self._logits_indices = (buffer(np.int64) for _ in range(3))
+        self._slots = [buffer(np.int64) for _ in range(num_groups)]
         # Of each token in a batch with longer queries.
-        self._places, self._token_rows = (StagingBuffer(torch.int64, num_seqs) for _ in range(2))
+        self._places, self._token_rows = (StagingBuffer(np.int64, num_seqs) for _ in range(2))
         # 0, 1, 2, ...: of one token a sequence, nearly everything is this.
         self._count = np.arange(num_seqs + 1)
 

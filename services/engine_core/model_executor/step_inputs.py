@@ -1,7 +1,6 @@
 """One step's flattened batch as arrays: the hand-off from the worker's request record to the model.
 
-Owner: the busy-loop thread. Views of buffers that the next step is written into, save where it says otherwise. For a
-GPU the buffers are pinned: the device must have read a step before the next one is prepared (`UploadFence`).
+Owner: the thread that runs the model. Views of buffers that the next step is written into, unless it says otherwise.
 """
 
 from __future__ import annotations

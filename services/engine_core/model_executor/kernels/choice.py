@@ -13,6 +13,7 @@ from engine_core.config import EngineSettings
 from engine_core.model_executor.kernels.cpu_build import BuildError
 from engine_core.model_executor.kernels.cpu_kernels import CpuKernels
 from engine_core.model_executor.kernels.cpu_library import available_sets, load_operators
+from engine_core.model_executor.kernels.gpu_choice import choose_gpu_kernels, require_invariance
 from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.kernels.torch_kernels import TorchKernels
 from engine_core.model_executor.startup_error import StartupError
@@ -22,7 +23,10 @@ logger = logging.getLogger(__name__)
 
 def choose_kernels(settings: EngineSettings, device: torch.device, dtype: torch.dtype) -> Kernels:
     """An explicit --cpu-kernels that can not be had is a StartupError; with auto the torch kernels take its place."""
-    if device.type != "cpu" or settings.cpu_kernels == "torch":
+    require_invariance(settings, device)
+    if device.type != "cpu" or settings.attention_backend != "auto":
+        return choose_gpu_kernels(settings, device, dtype)
+    if settings.cpu_kernels == "torch":
         return TorchKernels()
     if dtype not in (torch.float32, torch.bfloat16):
         logger.warning("the CPU kernels have no %s: attention runs in plain torch, which is slower", dtype)

@@ -20,6 +20,7 @@ from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.loader import LoadedModel
 from engine_core.model_executor.models.backend import ModelBackend
 from engine_core.model_executor.models.decoder import NativeDecoder
+from engine_core.model_executor.models.linear import Multiply
 from engine_core.model_executor.models.native_support import reason_against
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
 from engine_core.model_executor.parallel.worker_group import WorkerGroup
@@ -43,16 +44,28 @@ def choose_backend(
     if not reason:
         reduce = group.sum_over_shards if group is not None and group.place.tensor_parallel_size > 1 else None
         expected = _transformers_logits(probed, loaded)
-        native = NativeDecoder(loaded, probed, kernels, reduce)
+        native = NativeDecoder(loaded, probed, kernels, reduce, _multiply(settings))
         reason = _disagreement(native, loaded, expected)
         if not reason:
             logger.info("%s is computed by the native decoder with %s kernels", settings.model, kernels.name)
             return native
         native.unpack()
-    if settings.model_impl == "native":
-        raise StartupError(f"--model-impl native: {settings.model} can not be computed by it: {reason}")
+    if settings.model_impl == "native" or settings.batch_invariant:
+        flag = (
+            "--model-impl native" if settings.model_impl == "native" else "--batch-invariant needs the native decoder"
+        )
+        raise StartupError(f"{flag}: {settings.model} can not be computed by it: {reason}")
     logger.warning("%s is computed by transformers, which is slower. Not native: %s", settings.model, reason)
     return probed
+
+
+def _multiply(settings: EngineSettings) -> Multiply | None:
+    if not settings.batch_invariant:
+        return None
+    # Here, because it imports triton.
+    from engine_core.model_executor.kernels.triton_linear import invariant_linear
+
+    return invariant_linear
 
 
 def _token_ids(loaded: LoadedModel, vocab_size: int) -> torch.Tensor:

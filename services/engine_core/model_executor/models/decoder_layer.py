@@ -13,7 +13,7 @@ import torch
 
 from engine_core.model_executor.attention.core import AttentionOptions
 from engine_core.model_executor.kernels.interface import Activation, QKNorm
-from engine_core.model_executor.models.linear import FusedLinear, Reduce
+from engine_core.model_executor.models.linear import FusedLinear, Multiply, Reduce
 from engine_core.model_executor.models.rope import Rope, no_rope, rope_of
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -57,7 +57,13 @@ class DecoderLayer:
 
 
 def make_layer(
-    module: Any, index: int, config: Any, ropes: dict[str, Rope], options: AttentionOptions, reduce: Reduce | None
+    module: Any,
+    index: int,
+    config: Any,
+    ropes: dict[str, Rope],
+    options: AttentionOptions,
+    reduce: Reduce | None,
+    multiply: Multiply | None,
 ) -> DecoderLayer:
     """From transformers' layer, which gives its matrices up; `options` are those it hands to attention."""
     attention, mlp = module.self_attn, module.mlp
@@ -66,10 +72,10 @@ def make_layer(
     mlp_norm = module.pre_feedforward_layernorm if has_post_norms else module.post_attention_layernorm
     return DecoderLayer(
         index=index,
-        qkv=FusedLinear(_parts(attention, "qkv_proj", "q_proj", "k_proj", "v_proj")),
-        o=FusedLinear([attention.o_proj], reduce=reduce),
-        gate_up=FusedLinear(_parts(mlp, "gate_up_proj", "gate_proj", "up_proj")),
-        down=FusedLinear([mlp.down_proj], reduce=reduce),
+        qkv=FusedLinear(_parts(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"), multiply=multiply),
+        o=FusedLinear([attention.o_proj], reduce=reduce, multiply=multiply),
+        gate_up=FusedLinear(_parts(mlp, "gate_up_proj", "gate_proj", "up_proj"), multiply=multiply),
+        down=FusedLinear([mlp.down_proj], reduce=reduce, multiply=multiply),
         input_norm=make_norm(module.input_layernorm, config),
         mlp_norm=make_norm(mlp_norm, config),
         post_attention_norm=make_norm(module.post_attention_layernorm, config) if has_post_norms else None,

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
+# x [T, in], weight [out, in], bias -> [T, out]
+Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 # Does something with the product, in place: the sum over the workers that share a layer.
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
@@ -20,9 +22,16 @@ class FusedLinear:
     """[T, in] -> [T, out of all parts, side by side]. Lives as long as the weights stay what they are."""
 
     def __init__(
-        self, parts: Sequence[torch.nn.Linear], *, is_shared: bool = False, reduce: Reduce | None = None
+        self,
+        parts: Sequence[torch.nn.Linear],
+        *,
+        is_shared: bool = False,
+        reduce: Reduce | None = None,
+        multiply: Multiply | None = None,
     ) -> None:
-        """is_shared: somebody else reads the only part's weight, which stays where it is."""
+        """is_shared: somebody else reads the only part's weight, which stays where it is. multiply: instead of the
+        fastest product there is.
+        """
         self._parts = parts
         self._is_shared = is_shared
         self._reduce = reduce
@@ -30,7 +39,10 @@ class FusedLinear:
         bias = _joined([part.bias.data for part in parts]) if parts[0].bias is not None else None
         # Opaque to everything but its kernel.
         self._packed: torch.Tensor | None = None
-        self._product = self._pack(weight, bias) if can_pack(weight) else self._keep(weight, bias)
+        if multiply is None and can_pack(weight):
+            self._product = self._pack(weight, bias)
+        else:
+            self._product = self._keep(weight, bias, multiply or functional.linear)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         product = self._product(x)
@@ -50,9 +62,11 @@ class FusedLinear:
         multiply = torch.ops.mkldnn._linear_pointwise.default
         return lambda x: multiply(x, packed, bias, "none", [], "")
 
-    def _keep(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _keep(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, multiply: Multiply
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
         self._share_out(weight)
-        return lambda x: functional.linear(x, weight, bias)
+        return lambda x: multiply(x, weight, bias)
 
     def _share_out(self, weight: torch.Tensor) -> None:
         """Each part's weight becomes a view of the joined one."""
