@@ -45,22 +45,18 @@ struct Dot<bfloat16> {
 };
 #endif
 
-// products[i] = query . key i, for kWidth keys, `stride` numbers apart.
-template <typename T>
+// Lane i of the result: query . key i, for kWidth keys side by side. kDim is head_dim where that is known to the
+// compiler, which then needs no address of its own for each key; else 0.
+template <typename T, int64_t kDim>
 inline __attribute__((always_inline)) Vec dot_keys(
-    const typename Dot<T>::Query* query, const T* keys, int64_t head_dim, int64_t stride) {
+    const typename Dot<T>::Query* query, const T* keys, int64_t head_dim) {
+  const int64_t dim = kDim ? kDim : head_dim;
   Vec totals[kWidth] = {};
-  for (int64_t d = 0; d < head_dim; d += Dot<T>::kStep) {
-    const int64_t count = smaller(Dot<T>::kStep, head_dim - d);
+  for (int64_t d = 0; d < dim; d += Dot<T>::kStep) {
+    const int64_t count = kDim ? Dot<T>::kStep : smaller(Dot<T>::kStep, dim - d);
     const typename Dot<T>::Numbers q = Dot<T>::query(query + d);
-    if (count == Dot<T>::kStep) {
 #pragma GCC unroll 16
-      for (int i = 0; i < kWidth; i++)
-        totals[i] = Dot<T>::add(totals[i], q, Dot<T>::key(keys + i * stride + d, Dot<T>::kStep));
-    } else {
-#pragma GCC unroll 16
-      for (int i = 0; i < kWidth; i++) totals[i] = Dot<T>::add(totals[i], q, Dot<T>::key(keys + i * stride + d, count));
-    }
+    for (int i = 0; i < kWidth; i++) totals[i] = Dot<T>::add(totals[i], q, Dot<T>::key(keys + i * dim + d, count));
   }
   return sums(totals);
 }
@@ -130,9 +126,9 @@ inline void prefetch_rows(const void* cache, int64_t row, int64_t count, int64_t
   for (int64_t at = 0; at < count * dim * (int64_t)sizeof(T); at += 64) __builtin_prefetch(from + at);
 }
 
-template <typename T>
+template <typename T, int64_t kDim>
 void score_tile(const Attention& a, const Tile& tile, const DecodeScratch<T>& s) {
-  const int64_t dim = a.head_dim, group = a.group();
+  const int64_t dim = kDim ? kDim : a.head_dim, group = a.group();
   for (const Run* run = tile.runs; run < tile.runs + tile.num_runs; run++) {
     const T* keys = (const T*)a.keys + run->row * dim;
     float* scores = s.scores + run->first;
@@ -141,7 +137,7 @@ void score_tile(const Attention& a, const Tile& tile, const DecodeScratch<T>& s)
       for (int64_t g = 0; g < group; g++) {
         const int64_t soon = i + g * kWidth / group;
         prefetch_rows<T>(a.values, run->row + soon, i + (g + 1) * kWidth / group - soon, dim);
-        store(scores + g * kDecodeKeys + i, dot_keys<T>(s.queries + g * s.query_stride, keys + i * dim, dim, dim));
+        store(scores + g * kDecodeKeys + i, dot_keys<T, kDim>(s.queries + g * s.query_stride, keys + i * dim, dim));
       }
     for (; i < run->count; i++)
       for (int64_t g = 0; g < group; g++)
@@ -205,7 +201,12 @@ template <typename T>
 void decode_tile(const Attention& a, const Tile& tile, const Tile* next, const DecodeScratch<T>& s) {
   const int64_t count = tile.end - tile.begin, padded = round_up(count, kWidth), group = a.group();
   const Scores scores(a);
-  score_tile<T>(a, tile, s);
+  if (a.head_dim == 64)
+    score_tile<T, 64>(a, tile, s);
+  else if (a.head_dim == 128)
+    score_tile<T, 128>(a, tile, s);
+  else
+    score_tile<T, 0>(a, tile, s);
   for (int64_t g = 0; g < group; g++) {
     float* row = s.scores + g * kDecodeKeys;
     for (int64_t i = count; i < padded; i++) row[i] = -INFINITY;

@@ -64,7 +64,7 @@ def _find_compiler() -> str:
 def _fingerprint(compiler: str, is_debug: bool) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
     digest = hashlib.sha256()
-    for part in (version.stdout, torch.__version__, platform.machine(), repr(_commands(compiler, Path(), is_debug))):
+    for part in (version.stdout, torch.__version__, platform.machine(), repr(_units(is_debug))):
         digest.update(part.encode())
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -74,17 +74,29 @@ def _fingerprint(compiler: str, is_debug: bool) -> str:
 def _commands(compiler: str, build_dir: Path, is_debug: bool) -> list[list[str]]:
     """One for each object file."""
     torch_include = Path(torch.__file__).parent / "include"
-    namespace = "stepwire_debug" if is_debug else "stepwire"
-    ops_flags = [f"-I{torch_include}", "-fopenmp", f"-DSTEPWIRE_NAMESPACE={namespace}"]
-    ops_flags += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
-    ops_flags += ["-DSTEPWIRE_DEBUG"] if is_debug else []
-    units = [("ops", "ops.cpp", ops_flags)]
-    for name in INSTRUCTION_SETS:
-        if name == "portable" or platform.machine() in ("x86_64", "AMD64"):
-            units.append((name, "kernels.cpp", [*_SET_FLAGS[name], f"-DSTEPWIRE_TABLE={name}_kernels"]))
     return [
-        [compiler, *_BASE_FLAGS, *flags, "-c", str(SOURCES / source), "-o", str(build_dir / f"{unit}.o")]
-        for unit, source, flags in units
+        [compiler, *flags, f"-I{torch_include}", "-c", str(SOURCES / source), "-o", str(build_dir / f"{unit}.o")]
+        for unit, source, flags in _units(is_debug)
+    ]
+
+
+def _units(is_debug: bool) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Name, source and flags of each object file."""
+    namespace = "stepwire_debug" if is_debug else "stepwire"
+    ops_flags = (
+        "-fopenmp",
+        f"-DSTEPWIRE_NAMESPACE={namespace}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
+        *(("-DSTEPWIRE_DEBUG",) if is_debug else ()),
+    )
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
+    return [
+        ("ops", "ops.cpp", (*_BASE_FLAGS, *ops_flags)),
+        *(
+            (name, "kernels.cpp", (*_BASE_FLAGS, *_SET_FLAGS[name], f"-DSTEPWIRE_TABLE={name}_kernels"))
+            for name in INSTRUCTION_SETS
+            if name == "portable" or is_x86
+        ),
     ]
 
 
@@ -107,8 +119,8 @@ def _run_all(commands: list[list[str]]) -> None:
     ]
     # All are waited for: none may go on writing into a directory that is removed.
     outputs = [process.communicate()[0] for process in processes]
-    for process, output in zip(processes, outputs, strict=True):
+    for command, process, output in zip(commands, processes, outputs, strict=True):
         if process.returncode != 0:
             lines = [line for line in output.splitlines() if "error" in line] or output.splitlines()
             reason = lines[0].strip() if lines else "it said nothing"
-            raise BuildError(f"{process.args[0]} exits with {process.returncode}: {reason}")
+            raise BuildError(f"{command[0]} exits with {process.returncode}: {reason}")
