@@ -58,9 +58,9 @@ def checked(result: LoadResult) -> LoadResult:
 @contextmanager
 def running(*engine_flags_: str, engine_module: str = "engine_core") -> Iterator[RunningService]:
     """The services until the end of the body; `engine_module` may be another engine with the same command line."""
-    ports = [part for flag in PORT_FLAGS for part in (flag, str(_free_port()))]
+    ports = [part for flag in PORT_FLAGS for part in (flag, str(free_port()))]
     log_dir = engine_flags.BUILD / "logs"
-    arguments = [*ports, "--frontend-metrics-port", str(_free_port()), "--log-dir", str(log_dir), *engine_flags_]
+    arguments = [*ports, "--frontend-metrics-port", str(free_port()), "--log-dir", str(log_dir), *engine_flags_]
     options = launcher_options.parse(arguments)
     engine_command = services.engine_command(options)
     engine_command[engine_command.index("engine_core")] = engine_module
@@ -86,7 +86,8 @@ def _stop(child: Child) -> None:
         sys.stderr.write(problem + "\n")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
