@@ -30,7 +30,14 @@ class InstantExecutor:
     @property
     def model_info(self) -> ModelInfo:
         return ModelInfo(
-            "Instant", "float32", "instant", self._vocab_size, 8192, num_layers=1, kv_bytes_per_token=1, weight_bytes=0
+            architecture="Instant",
+            dtype="float32",
+            vocab_size=self._vocab_size,
+            implementation="instant",
+            max_position_embeddings=8192,
+            num_layers=1,
+            kv_bytes_per_token=1,
+            weight_bytes=0,
         )
 
     @property
