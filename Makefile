@@ -15,9 +15,11 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
 # Flags of python -m launcher, e.g. make run ARGS="--model Qwen/Qwen3-0.6B"
 ARGS ?=
+# What `make bench` and `make bench-peers` run; empty = all.
+BENCH ?=
 PYTEST ?= $(BIN)/pytest
 
-.PHONY: help install run demo test test-fast test-property golden-update check check-protos protos fmt lint types bench system-deps clean
+.PHONY: help install run demo test test-fast test-property golden-update check check-protos protos fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -68,10 +70,11 @@ protos: $(INSTALLED) ## Regenerate the committed stubs from protos/
 check-protos: $(INSTALLED) ## The stubs match protos/; buf lint, format and breaking changes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check-protos
 
-bench: $(INSTALLED) ## Time of the step loop around the model; both kinds of scheduling on the real model
-	@$(BIN)/python bench/step_overhead.py
-	@$(BIN)/python bench/service_overhead.py
-	@$(BIN)/python bench/async_scheduling.py
+bench: $(INSTALLED) ## Measure everything that needs no other engine, < 10 minutes (BENCH="model_step ..." = only these)
+	@$(BIN)/python -m bench.run $(BENCH)
+
+bench-peers: $(INSTALLED) ## Compare with vLLM and llama.cpp, which bench/README.md says how to install
+	@$(BIN)/python -m bench.peers.run $(BENCH)
 
 system-deps: ## Programs of Debian and npm that some tests need (Debian packages: as root)
 	@scripts/system-deps

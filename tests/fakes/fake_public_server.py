@@ -1,4 +1,7 @@
-"""A threaded gRPC server with the public services, scripted by a test; answers a prompt with its words in capitals."""
+"""A threaded gRPC server with the public services, scripted by a test; answers a prompt with its words in capitals.
+
+A prompt of token ids is answered with max_tokens words, and counts as the text of its ids.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,7 @@ class FakePublicServer(
         self.status_over_error: tuple[grpc.StatusCode, str] | None = None
         self.failing_prompts: dict[str, StepwireError] = {}
         self.hangs = False
+        self.finish_reason = common_pb2.FINISH_REASON_LENGTH
         self.was_called = threading.Event()
         self.was_cancelled = threading.Event()
         self.requests: list[generation_service_pb2.GenerateRequest] = []
@@ -118,8 +122,9 @@ class FakePublicServer(
             ]
         self.was_called.set()
         self._fail_if_told(context)
-        if request.text in self.failing_prompts:
-            abort_sync(context, self.failing_prompts[request.text])
+        prompt = request.text or " ".join(map(str, request.token_ids.ids))
+        if prompt in self.failing_prompts:
+            abort_sync(context, self.failing_prompts[prompt])
 
     def _fail_if_told(self, context) -> None:
         if self.error is not None and self.status_over_error is not None:
@@ -143,14 +148,14 @@ class FakePublicServer(
 
     @staticmethod
     def _words(request) -> list[str]:
-        return [word.upper() + " " for word in request.text.split()]
+        words = ["word"] * request.stop.max_tokens if request.HasField("token_ids") else request.text.split()
+        return [word.upper() + " " for word in words]
 
-    @staticmethod
-    def _finished(request, choice: int) -> Response.Finished:
-        finished = Response.Finished(choice=choice, reason=common_pb2.FINISH_REASON_LENGTH)
+    def _finished(self, request, choice: int) -> Response.Finished:
+        finished = Response.Finished(choice=choice, reason=self.finish_reason)
         if choice == max(1, request.sampling.n) - 1:
             finished.usage.prompt_tokens = 3
-            finished.usage.completion_tokens = 2
+            finished.usage.completion_tokens = len(self._words(request))
         if request.output.timings:
             finished.timings.ttft_ns = 12_000_000
         return finished

@@ -6,8 +6,10 @@ Never holds prompt or output text: the server does not put any into its errors.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 import grpc
+import grpc.aio
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -70,11 +72,11 @@ def _read_details(error: grpc.RpcError) -> tuple[str, ErrorDetails]:
 
 
 def _read_status(error: grpc.RpcError) -> status_pb2.Status | None:
-    # What a stub raises is its call as well.
-    if not isinstance(error, grpc.Call):
+    # What a stub raises is its call as well, or with asyncio has all of a call that is read here.
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return None
     try:
-        return rpc_status.from_call(error)
+        return rpc_status.from_call(cast(grpc.Call, error))
     except ValueError:
         # gRPC or a proxy has put a status of its own in place of the one that the details belong to.
         return None

@@ -1,0 +1,75 @@
+"""How costs grow: of a step with running and with waiting requests, of a token with the length of the answer.
+
+The engine's loop and the whole service around an executor that answers at once. Draws docs/performance/growth.png.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from itertools import islice
+
+import matplotlib as mpl
+from matplotlib import pyplot
+
+from bench import engine_flags, instant_service, rows
+from bench.rows import Row
+from bench.running_service import RunningService
+from bench.step_overhead import step_gaps
+from stepwire_client.load.workload import Lengths, synthetic
+
+PICTURE = engine_flags.ROOT / "docs" / "performance" / "growth.png"
+NUM_RUNNING = (1, 16, 32, 64, 96, 128, 192, 256)
+NUM_WAITING = (0, 100, 1000, 3000, 10_000)
+BESIDE = 64
+ANSWER_LENS = (64, 256, 1024, 2048, 4096)
+NUM_ANSWERS = 16
+NUM_ROUNDS = 3
+
+Curve = dict[int, float]
+
+
+def measure() -> Iterator[Row]:
+    by_running = {number: statistics.median(step_gaps(number)) * 1e3 for number in NUM_RUNNING}
+    by_waiting = {number: statistics.median(step_gaps(BESIDE, number)) * 1e3 for number in NUM_WAITING}
+    with instant_service.running() as service:
+        by_length = {length: _cost_a_token(service, length) for length in ANSWER_LENS}
+    _draw(by_running, by_waiting, by_length)
+    yield Row("growth: step cost a request, 256 over 64 running", "step loop", by_running[256] / by_running[64] / 4)
+    last_waiting = NUM_WAITING[-1]
+    yield Row(
+        f"growth: step cost, {last_waiting} over 0 waiting", "step loop", by_waiting[last_waiting] / by_waiting[0]
+    )
+    shortest, longest = ANSWER_LENS[0], ANSWER_LENS[-1]
+    ratio = by_length[longest] / by_length[shortest]
+    yield Row(f"growth: cost a token, answers of {longest} over {shortest}", "whole service", ratio)
+
+
+def _cost_a_token(service: RunningService, length: int) -> float:
+    """Microseconds of wall time; the least of the rounds, and as many tokens whatever the length."""
+    requests = synthetic(Lengths(16, 16), Lengths(length, length), 0, instant_service.VOCAB_SIZE, f"growth {length}")
+    count = NUM_ANSWERS * ANSWER_LENS[-1] // length // 4
+    results = [service.answer(list(islice(requests, max(count, NUM_ANSWERS))), NUM_ANSWERS) for _ in range(NUM_ROUNDS)]
+    return min(result.wall_s / sum(reply.num_tokens for reply in result.replies) for result in results) * 1e6
+
+
+def _draw(by_running: Curve, by_waiting: Curve, by_length: Curve) -> None:
+    mpl.use("Agg")
+    figure, places = pyplot.subplots(1, 3, figsize=(13, 3.6))
+    _plot(places[0], by_running, "running requests", "ms a step, around the model")
+    _plot(places[1], by_waiting, f"waiting requests beside {BESIDE} running", "ms a step, around the model")
+    _plot(places[2], by_length, f"tokens an answer, {NUM_ANSWERS} at once", "µs a token, whole service")
+    figure.tight_layout()
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURE, dpi=100)
+    pyplot.close(figure)
+
+
+def _plot(place: pyplot.Axes, curve: Curve, along: str, what: str) -> None:
+    place.plot(list(curve), list(curve.values()), marker="o")
+    place.set(xlabel=along, ylabel=what, xlim=(0, None), ylim=(0, 1.2 * max(curve.values())))
+    place.grid(alpha=0.3)
+
+
+if __name__ == "__main__":
+    rows.main(measure)
