@@ -19,7 +19,7 @@ _lock = threading.Lock()
 
 
 def load_operators(progress: Callable[[str], None], *, is_debug: bool = False, cache_dir: Path | None = None) -> Any:
-    """The namespace of the operators, `torch.ops.stepwire`; or `stepwire_debug`, whose operators check what they read."""
+    """`torch.ops.stepwire`, the operators; or `stepwire_debug`, whose operators check what they read."""
     name = "stepwire_debug" if is_debug else "stepwire"
     with _lock:
         operators = getattr(torch.ops, name)
