@@ -39,7 +39,7 @@ class Mirror:
         is_cuda = device.type == "cuda"
         self._host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda)
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]
+        self._copied = torch.cuda.Event() if is_cuda else None  # type: ignore[no-untyped-call]  # torch's own
 
     def __len__(self) -> int:
         return len(self._host)

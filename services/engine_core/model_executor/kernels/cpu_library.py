@@ -26,7 +26,7 @@ def load_operators(progress: Callable[[str], None], *, is_debug: bool = False, c
         if not hasattr(operators, "paged_attention"):
             library = build(progress, is_debug=is_debug, cache_dir=cache_dir)
             try:
-                torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+                torch.ops.load_library(library)  # type: ignore[no-untyped-call]  # torch's own
             except OSError as error:
                 raise BuildError(f"{library} can not be loaded: {error}") from error
             for operator in _OPERATORS:
