@@ -6,23 +6,24 @@ The engine's loop and the whole service around an executor that answers at once.
 from __future__ import annotations
 
 import statistics
+import tempfile
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib import pyplot
 
-from bench import engine_flags, instant_service, rows
+from bench import engine_flags, rows, service_overhead
 from bench.rows import Row
 from bench.running_service import RunningService
 from bench.step_overhead import step_gaps
-from stepwire_client.load.workload import Lengths, synthetic
 
 PICTURE = engine_flags.ROOT / "docs" / "performance" / "growth.png"
 NUM_RUNNING = (1, 16, 32, 64, 96, 128, 192, 256)
 NUM_WAITING = (0, 100, 1000, 3000, 10_000)
 BESIDE = 64
-ANSWER_LENS = (64, 256, 1024, 2048, 4096)
+ANSWER_LENS = (64, 256, 1024, 2048, 4000)
 NUM_ANSWERS = 16
 NUM_ROUNDS = 3
 
@@ -32,7 +33,7 @@ Curve = dict[int, float]
 def measure() -> Iterator[Row]:
     by_running = {number: statistics.median(step_gaps(number)) * 1e3 for number in NUM_RUNNING}
     by_waiting = {number: statistics.median(step_gaps(BESIDE, number)) * 1e3 for number in NUM_WAITING}
-    with instant_service.running() as service:
+    with tempfile.TemporaryDirectory() as directory, service_overhead.running(Path(directory) / "report") as service:
         by_length = {length: _cost_a_token(service, length) for length in ANSWER_LENS}
     _draw(by_running, by_waiting, by_length)
     yield Row("growth: step cost a request, 256 over 64 running", "step loop", by_running[256] / by_running[64] / 4)
@@ -46,8 +47,8 @@ def measure() -> Iterator[Row]:
 
 
 def _cost_a_token(service: RunningService, length: int) -> float:
-    """Microseconds of wall time; the least of the rounds, and as many tokens whatever the length."""
-    requests = synthetic(Lengths(16, 16), Lengths(length, length), 0, instant_service.VOCAB_SIZE, f"growth {length}")
+    """Microseconds of wall time; the least of the rounds."""
+    requests = service_overhead.requests(length, f"growth {length}")
     count = NUM_ANSWERS * ANSWER_LENS[-1] // length // 4
     results = [service.answer(list(islice(requests, max(count, NUM_ANSWERS))), NUM_ANSWERS) for _ in range(NUM_ROUNDS)]
     return min(result.wall_s / sum(reply.num_tokens for reply in result.replies) for result in results) * 1e6

@@ -33,6 +33,8 @@ NUM_PROMPT_TOKENS = 8
 NUM_OUTPUT_TOKENS = 512
 SESSION = "bench"
 EOS = 2
+# Of 16 tokens each: enough for all, and for the longest context that the executor's model is made for.
+NUM_BLOCKS = 1 << 14
 
 
 def measure() -> Iterator[Row]:
@@ -49,7 +51,7 @@ def measure() -> Iterator[Row]:
 
 def step_gaps(num_running: int, num_waiting: int = 0) -> list[float]:
     """Seconds of all steps in which `num_running` requests decode while `num_waiting` others wait."""
-    executor = InstantExecutor()
+    executor = InstantExecutor(NUM_BLOCKS)
 
     def clock() -> float:
         # The drain is over when the running requests have one token to go.
@@ -63,7 +65,7 @@ def step_gaps(num_running: int, num_waiting: int = 0) -> list[float]:
     proc.request_shutdown(drain_timeout_s=3600.0, reason="bench")
     proc.run_busy_loop()
     # The first gap follows the prefill.
-    return executor.gaps_s[1:]
+    return executor.gaps_s[num_running][1:]
 
 
 def _make_proc(

@@ -6,13 +6,13 @@ One thread. The least of many repetitions: what the code costs when nothing else
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from bench import rows
+from bench.rows import Row
 from engine_core.model_executor.input_batch import InputBatch
 from engine_core.model_executor.sampler.sampler import sample
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -97,15 +97,15 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def main() -> None:
-    """One line for the arrays of a step, and one for each kind of sampling."""
+def measure() -> Iterator[Row]:
+    """The arrays of a step, and each kind of sampling."""
     torch.set_num_threads(1)
-    table = Table("µs a step", *(f"B = {size}" for size in BATCH_SIZES), title="Worker around the model")
-    table.add_row("arrays of the step", *(f"{measure_step(size) * 1e6:.0f}" for size in BATCH_SIZES))
+    for size in BATCH_SIZES:
+        yield Row("worker, arrays of a step, µs", f"B={size}", measure_step(size) * 1e6)
     for name, sampling in SAMPLING.items():
-        table.add_row(name, *(f"{measure_sampler(size, sampling) * 1e6:.0f}" for size in BATCH_SIZES))
-    Console().print(table)
+        for size in BATCH_SIZES:
+            yield Row(f"sampler, {name}, µs", f"B={size}", measure_sampler(size, sampling) * 1e6)
 
 
 if __name__ == "__main__":
-    main()
+    rows.main(measure)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
-BENCH = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "worker_overhead.py"))
+from bench.worker_overhead import SAMPLING, DecodingBatch, measure_sampler, measure_step
 
 
 def test_steps_and_samplers_are_measured() -> None:
-    assert BENCH["measure_step"](3) > 0
-    for sampling in BENCH["SAMPLING"].values():
-        assert BENCH["measure_sampler"](2, sampling, num_repetitions=1) > 0
+    assert measure_step(3) > 0
+    for sampling in SAMPLING.values():
+        assert measure_sampler(2, sampling, num_repetitions=1) > 0
 
 
 def test_greedy_requests_need_no_sampling_batch_and_the_others_do() -> None:
-    for name, sampling in BENCH["SAMPLING"].items():
-        batch = BENCH["DecodingBatch"](2, sampling).batch
+    for name, sampling in SAMPLING.items():
+        batch = DecodingBatch(2, sampling).batch
         found = batch.sampling_batch(batch.prepare({("bench", 0): 1, ("bench", 1): 1}))
         assert (found is None) == (name == "greedy")
