@@ -32,7 +32,7 @@ class EngineSettings(Settings):
     model_impl: Literal["auto", "native", "transformers"] = Field(
         "auto", description="What computes the model; auto = the native decoder where it can, else transformers."
     )
-    cpu_kernels: Literal["auto", "avx512", "avx2", "portable", "torch"] = Field(
+    cpu_kernels: Literal["auto", "amx", "avx512", "avx2", "portable", "torch"] = Field(
         "auto", description="Instructions of the kernels on a CPU; auto = the best it has, torch = no compiled ones."
     )
     attention_backend: Literal["auto", "triton", "flashinfer", "torch"] = Field(

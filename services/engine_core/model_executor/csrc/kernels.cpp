@@ -5,22 +5,7 @@
 #include "prefill.h"
 #include "rows.h"
 
-#if defined(__AMX_BF16__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 namespace {
-
-#if defined(__AMX_BF16__)
-// The kernel of the operating system hands out the large state of the tile unit only to those who ask.
-bool has_tiles() {
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;
-  static const bool granted = __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-tile") &&
-                              syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-  return granted;
-}
-#endif
 
 template <typename Product, typename T>
 void prefill(const Attention& attention, const PrefillTile& tile, char* scratch) {
@@ -48,15 +33,17 @@ const stepwire::Kernels* table() {
 namespace stepwire {
 
 const Kernels* STEPWIRE_TABLE(bool is_bfloat16) {
-  if (!is_bfloat16) return table<FloatProduct, float>();
-#if defined(__AMX_BF16__)
-  if (has_tiles()) return table<TileProduct, bfloat16>();
-#endif
 #if defined(__AVX512BF16__)
-  return table<DotProduct, bfloat16>();
+  return is_bfloat16 ? table<DotProduct, bfloat16>() : table<FloatProduct, float>();
 #else
-  return table<FloatProduct, bfloat16>();
+  return is_bfloat16 ? table<FloatProduct, bfloat16>() : table<FloatProduct, float>();
 #endif
 }
+
+#if defined(__AMX_BF16__)
+const Kernels* amx_kernels(bool is_bfloat16) {
+  return is_bfloat16 ? table<TileProduct, bfloat16>() : table<FloatProduct, float>();
+}
+#endif
 
 }  // namespace stepwire

@@ -76,6 +76,7 @@ struct Kernels {
 };
 
 // One for each instruction set this library is compiled for; the machine must have it.
+const Kernels* amx_kernels(bool is_bfloat16);
 const Kernels* avx512_kernels(bool is_bfloat16);
 const Kernels* avx2_kernels(bool is_bfloat16);
 const Kernels* portable_kernels(bool is_bfloat16);

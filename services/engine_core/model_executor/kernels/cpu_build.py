@@ -20,9 +20,10 @@ from stepwire.settings import user_cache_dir
 
 SOURCES = Path(__file__).parents[1] / "csrc"
 # Best first; a set's place here is its number in csrc/instruction_sets.h.
-INSTRUCTION_SETS = ("avx512", "avx2", "portable")
+INSTRUCTION_SETS = ("amx", "avx512", "avx2", "portable")
 
 _BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-w")
+# One compilation each; amx comes with avx512, of which it only multiplies matrices in another way.
 _SET_FLAGS = {
     "avx512": ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     "avx2": ("-march=x86-64-v3",),
@@ -94,7 +95,7 @@ def _units(is_debug: bool) -> list[tuple[str, str, tuple[str, ...]]]:
         ("ops", "ops.cpp", (*_BASE_FLAGS, *ops_flags)),
         *(
             (name, "kernels.cpp", (*_BASE_FLAGS, *_SET_FLAGS[name], f"-DSTEPWIRE_TABLE={name}_kernels"))
-            for name in INSTRUCTION_SETS
+            for name in _SET_FLAGS
             if name == "portable" or is_x86
         ),
     ]

@@ -19,14 +19,14 @@ _lock = threading.Lock()
 
 
 def load_operators(progress: Callable[[str], None], *, is_debug: bool = False, cache_dir: Path | None = None) -> Any:
-    """`torch.ops.stepwire`, the operators; or `stepwire_debug`, whose operators check what they read."""
+    """The namespace of the operators, `torch.ops.stepwire`; or `stepwire_debug`, which checks what it reads."""
     name = "stepwire_debug" if is_debug else "stepwire"
     with _lock:
         operators = getattr(torch.ops, name)
         if not hasattr(operators, "paged_attention"):
             library = build(progress, is_debug=is_debug, cache_dir=cache_dir)
             try:
-                torch.ops.load_library(library)  # type: ignore[no-untyped-call]  # torch's own
+                torch.ops.load_library(library)  # type: ignore[no-untyped-call]  # torch annotates no arguments here
             except OSError as error:
                 raise BuildError(f"{library} can not be loaded: {error}") from error
             for operator in _OPERATORS:
