@@ -111,12 +111,19 @@ class DecodeGraphs:
         if caches is not self._caches:
             self.capture(caches, lambda _: None)
         num_sequences = len(inputs.input_ids)
-        size = next(size for size in self._sizes if size >= num_sequences)
+        size = self._size_for(num_sequences)
         self._buffers.fill(inputs, size)
         self._replays[size]()
         if len(inputs.sampled) == num_sequences:
             return self._logits[:num_sequences]
         return self._logits[torch.from_numpy(inputs.sampled).to(self._logits.device, non_blocking=True)]
+
+    def repeat(self, num_sequences: int) -> None:
+        """The latest step of so many sequences once more, without anything from the host: what the device alone takes."""
+        self._replays[self._size_for(num_sequences)]()
+
+    def _size_for(self, num_sequences: int) -> int:
+        return next(size for size in self._sizes if size >= num_sequences)
 
     def _forward_of(self, size: int, caches: Mapping[int, LayerKVCache]) -> Pass:
         buffers = self._buffers
