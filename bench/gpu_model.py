@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -79,8 +80,9 @@ TINY = Shape("tiny", 64, 128, 2, 4, 2, 16, 49_152, is_tied=True, num_steps=3, pr
 def random_module(shape: Shape, dtype: torch.dtype, device: torch.device, seed: int = 0) -> torch.nn.Module:
     transformers_interface.register()
     torch.manual_seed(seed)
+    from_config: Any = AutoModelForCausalLM.from_config
     with torch.device(device):
-        module: torch.nn.Module = AutoModelForCausalLM.from_config(
+        module: torch.nn.Module = from_config(
             shape.config(), dtype=dtype, attn_implementation=transformers_interface.NAME
         )
     return module.eval()

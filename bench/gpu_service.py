@@ -1,4 +1,4 @@
-"""The whole service on a GPU: beside `offline`, and how long the device waits for the host with asynchronous scheduling.
+"""The whole service on a GPU beside `offline`, and how long the device waits for the host of a loaded engine.
 
 Needs files, because the services load them: random weights and a tokenizer of as many words, under build/bench.
 """
@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 import torch
@@ -30,7 +31,8 @@ def save(shape: Shape, directory: Path, dtype: torch.dtype, device: torch.device
     directory.mkdir(parents=True, exist_ok=True)
     words = tokenizers.models.WordLevel({f"w{index}": index for index in range(shape.vocab_size)}, unk_token="w0")
     tokenizers.Tokenizer(words).save(str(directory / "tokenizer.json"))
-    random_module(shape, dtype, device).save_pretrained(directory)
+    module: Any = random_module(shape, dtype, device)
+    module.save_pretrained(directory)
     return directory
 
 
@@ -38,7 +40,7 @@ def measure(shape: Shape, device: torch.device, dtype: torch.dtype, device_step_
     """`device_step_s`: of a decode step of as many requests, on the device alone."""
     directory = save(shape, engine_flags.BUILD / f"gpu-{shape.name}", dtype, device)
     changes: dict[str, object] = {
-        "model": directory,
+        "model": str(directory),
         "device": device.type,
         "dtype": str(dtype).removeprefix("torch."),
         "max_num_seqs": CONCURRENCY,

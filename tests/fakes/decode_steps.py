@@ -90,6 +90,7 @@ def step_of(sequences: list[tuple[int, int, int]], num_groups: int = 1, sampled:
         positions=positions,
         slot_mappings=(slots,) * num_groups,
         sampled=indices,
+        logits_indices=(query_start_loc[1:] - 1)[indices].astype(np.int64),
     )
 
 

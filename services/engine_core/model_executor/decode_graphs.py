@@ -119,7 +119,7 @@ class DecodeGraphs:
         return self._logits[torch.from_numpy(inputs.sampled).to(self._logits.device, non_blocking=True)]
 
     def repeat(self, num_sequences: int) -> None:
-        """The latest step of so many sequences once more, without anything from the host: what the device alone takes."""
+        """The latest step of so many sequences once more, with nothing from the host: what the device alone takes."""
         self._replays[self._size_for(num_sequences)]()
 
     def _size_for(self, num_sequences: int) -> int:
