@@ -14,21 +14,17 @@ constexpr int64_t kDecodeKeys = 128;
 // Products of queries and keys: how many numbers one step takes, and in which form the query is kept.
 template <typename T>
 struct Dot {
+  // In the order of pairs.
   typedef float Query;
-  typedef Vec Numbers;
-  static constexpr int kStep = kWidth;
-  static Vec key(const T* from, int64_t count) { return load_some(from, count); }
-  static Vec query(const float* from) { return load(from); }
-  static Vec add(Vec total, Vec a, Vec b) { return fma(a, b, total); }
+  typedef Pair Numbers;
+  static constexpr int kStep = 2 * kWidth;
+  static Pair key(const T* from, int64_t count) { return load_some_of_pair(from, count); }
+  static Pair query(const float* from) { return load_pair(from); }
+  static Vec add(Vec total, Pair x, Pair y) { return fma(x.b, y.b, fma(x.a, y.a, total)); }
+  static void prepare(float* to, const T* from, int64_t n) {
+    for (int64_t i = 0; i < n; i += kStep) store_pair(to + i, load_some_of_pair(from + i, n - i));
+  }
 };
-
-inline void convert(float* to, const float* from, int64_t n) { memcpy(to, from, n * sizeof(float)); }
-
-inline void convert(float* to, const bfloat16* from, int64_t n) {
-  for_each_vector(n, [&](int64_t i, int64_t count) { store_some(to + i, load_some(from + i, count), count); });
-}
-
-inline void convert(bfloat16* to, const bfloat16* from, int64_t n) { memcpy(to, from, n * sizeof(bfloat16)); }
 
 #if defined(__AVX512BF16__)
 template <>
@@ -37,11 +33,12 @@ struct Dot<bfloat16> {
   typedef __m512bh Numbers;
   static constexpr int kStep = 2 * kWidth;
   static __m512bh key(const bfloat16* from, int64_t count) {
-    if (count == kStep) return (__m512bh)_mm512_loadu_si512(from);
+    if (count >= kStep) return (__m512bh)_mm512_loadu_si512(from);
     return (__m512bh)_mm512_maskz_loadu_epi16((__mmask32)((1ull << count) - 1), from);
   }
   static __m512bh query(const bfloat16* from) { return (__m512bh)_mm512_loadu_si512(from); }
-  static Vec add(Vec total, __m512bh a, __m512bh b) { return (Vec)_mm512_dpbf16_ps((__m512)total, a, b); }
+  static Vec add(Vec total, __m512bh x, __m512bh y) { return (Vec)_mm512_dpbf16_ps((__m512)total, x, y); }
+  static void prepare(bfloat16* to, const bfloat16* from, int64_t n) { memcpy(to, from, n * sizeof(bfloat16)); }
 };
 #endif
 
@@ -53,7 +50,7 @@ inline __attribute__((always_inline)) Vec dot_keys(
   const int64_t dim = kDim ? kDim : head_dim;
   Vec totals[kWidth] = {};
   for (int64_t d = 0; d < dim; d += Dot<T>::kStep) {
-    const int64_t count = kDim ? Dot<T>::kStep : smaller(Dot<T>::kStep, dim - d);
+    const int64_t count = kDim ? Dot<T>::kStep : dim - d;
     const typename Dot<T>::Numbers q = Dot<T>::query(query + d);
 #pragma GCC unroll 16
     for (int i = 0; i < kWidth; i++) totals[i] = Dot<T>::add(totals[i], q, Dot<T>::key(keys + i * dim + d, count));
@@ -65,7 +62,7 @@ template <typename T>
 inline float dot_key(const typename Dot<T>::Query* query, const T* key, int64_t head_dim) {
   Vec total{};
   for (int64_t d = 0; d < head_dim; d += Dot<T>::kStep)
-    total = Dot<T>::add(total, Dot<T>::query(query + d), Dot<T>::key(key + d, smaller(Dot<T>::kStep, head_dim - d)));
+    total = Dot<T>::add(total, Dot<T>::query(query + d), Dot<T>::key(key + d, head_dim - d));
   return sum(total);
 }
 
@@ -132,8 +129,10 @@ void score_tile(const Attention& a, const Tile& tile, const DecodeScratch<T>& s)
   for (const Run* run = tile.runs; run < tile.runs + tile.num_runs; run++) {
     const T* keys = (const T*)a.keys + run->row * dim;
     float* scores = s.scores + run->first;
+    // The block goes on behind the last key: a few products too many, which no one reads, cost less than single ones.
+    const int64_t room = smaller(a.block_size - run->row % a.block_size, kDecodeKeys - run->first);
     int64_t i = 0;
-    for (; i + kWidth <= run->count; i += kWidth)
+    for (; i < run->count && i + kWidth <= room; i += kWidth)
       for (int64_t g = 0; g < group; g++) {
         const int64_t soon = i + g * kWidth / group;
         prefetch_rows<T>(a.values, run->row + soon, i + (g + 1) * kWidth / group - soon, dim);
@@ -238,7 +237,7 @@ void begin_part(const Attention& a, const DecodePart& part, const DecodeScratch<
   const int64_t dim = a.head_dim, group = a.group();
   const T* query = (const T*)a.query + part.token * a.query_stride + part.kv_head * group * dim;
   for (int64_t g = 0; g < group; g++) {
-    convert(s.queries + g * s.query_stride, query + g * dim, dim);
+    Dot<T>::prepare(s.queries + g * s.query_stride, query + g * dim, dim);
     s.softmax[g] = {-INFINITY, 0};
   }
   memset(s.weighted, 0, group * s.features * sizeof(float));

@@ -8,6 +8,14 @@ namespace {
 
 using stepwire::PrefillTile;
 
+inline void convert(float* to, const float* from, int64_t n) { memcpy(to, from, n * sizeof(float)); }
+
+inline void convert(float* to, const bfloat16* from, int64_t n) {
+  for_each_vector(n, [&](int64_t i, int64_t count) { store_some(to + i, load_some(from + i, count), count); });
+}
+
+inline void convert(bfloat16* to, const bfloat16* from, int64_t n) { memcpy(to, from, n * sizeof(bfloat16)); }
+
 constexpr int64_t kTileRows = 128;
 constexpr int64_t kTileKeys = 128;
 
