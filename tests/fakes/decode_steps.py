@@ -17,7 +17,7 @@ from engine_core.model_executor.kernels.torch_kernels import TorchKernels
 from engine_core.model_executor.loader import load_model
 from engine_core.model_executor.models.backend import ModelBackend
 from engine_core.model_executor.models.decoder import NativeDecoder
-from engine_core.model_executor.models.linear import Multiply
+from engine_core.model_executor.models.linear import LinearOptions, Multiply
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
 from engine_core.model_executor.staging import copies_to, stage
 from engine_core.model_executor.step_inputs import StepInputs
@@ -55,7 +55,7 @@ class DeviceKernels(TorchKernels):
 def native_decoder(directory: Path, kernels: Kernels | None = None, multiply: Multiply | None = None) -> NativeDecoder:
     loaded = load_model(EngineSettings(model="m", device="cpu"), directory, lambda _: None)
     probed = TransformersBackend("m", loaded)
-    return NativeDecoder(loaded, probed, kernels or TorchKernels(), None, multiply)
+    return NativeDecoder(loaded, probed, kernels or TorchKernels(), None, LinearOptions(multiply))
 
 
 def random_caches(backend: ModelBackend, num_blocks: int, seed: int = 0) -> dict[int, LayerKVCache]:

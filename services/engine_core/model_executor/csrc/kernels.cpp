@@ -2,6 +2,7 @@
 // function of kernels.h that hands the table out.
 
 #include "decode.h"
+#include "few_rows.h"
 #include "prefill.h"
 #include "rows.h"
 
@@ -24,6 +25,7 @@ const stepwire::Kernels* table() {
   static const stepwire::Kernels kernels = {
       add_rms_norm<T>, rope_and_cache<T>, act_mul<T>,          scratch_size<Product, T>,
       decode<T>,       partial_size,      merge<T>,            prefill<Product, T>, tile_queries,
+      FewRows<Product, T>::multiply,      FewRows<Product, T>::kRows,
   };
   return &kernels;
 }

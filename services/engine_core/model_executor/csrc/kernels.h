@@ -33,6 +33,15 @@ struct ActMul {
   int64_t activation;
 };
 
+// out [rows, columns] = x [rows, depth] * weight + bias. The weight lies in panels of columns, one behind the other, each
+// [panel_depth / n, panel_columns, n] with n the numbers of a column that lie side by side: 1 of float, 2 of bfloat16.
+// What is beyond columns and depth is padding.
+struct PackedProduct {
+  const void *x, *weight, *bias;  // bias may be null
+  void* out;
+  int64_t rows, columns, depth, panel_columns, panel_depth;
+};
+
 struct Attention {
   const void* query;
   void* out;
@@ -73,6 +82,10 @@ struct Kernels {
   void (*prefill)(const Attention&, const PrefillTile&, char* scratch);
   // Query tokens of one tile.
   int64_t (*tile_queries)(const Attention&);
+  // Panels [begin, end).
+  void (*multiply_packed)(const PackedProduct&, int64_t begin, int64_t end);
+  // Up to so many rows it is meant for: then the time goes into reading the weight.
+  int64_t packed_rows;
 };
 
 // One for each instruction set this library is compiled for; the machine must have it.

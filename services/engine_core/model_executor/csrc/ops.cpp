@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -230,6 +231,34 @@ void paged_attention(const Tensor& query, const Tensor& keys, const Tensor& valu
   attend(kernels_of(instruction_set, query), attention);
 }
 
+// weight: [panels, depth / n, columns of a panel, n], n numbers of a column side by side.
+Tensor multiply_packed(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t columns,
+                       int64_t instruction_set) {
+  TORCH_CHECK(x.dim() == 2 && weight.dim() == 4, "x must have two dimensions and a weight in panels four");
+  const int64_t rows = x.size(0), depth = x.size(1), width = weight.size(2), padded = weight.size(1) * weight.size(3);
+  const Kernels& kernels = kernels_of(instruction_set, x);
+  check_rows(x, x, rows, depth, "x");
+  TORCH_CHECK(weight.is_contiguous() && weight.scalar_type() == x.scalar_type() && padded >= depth &&
+                  weight.size(3) == 4 / x.element_size() && width % 16 == 0 && columns > 0 &&
+                  (columns + width - 1) / width == weight.size(0),
+              "a weight of panels ", weight.sizes(), " can not take ", depth, " numbers to ", columns);
+  if (bias)
+    TORCH_CHECK(bias->numel() == columns && bias->is_contiguous() && bias->scalar_type() == x.scalar_type(),
+                "bias must be ", columns, " contiguous numbers of the type of x");
+  Tensor out = at::empty({rows, columns}, x.options());
+  const PackedProduct product{x.const_data_ptr(), weight.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr,
+                              out.mutable_data_ptr(), rows, columns, depth, width, padded};
+  at::parallel_for(0, weight.size(0), std::max<int64_t>(1, kNumbersPerThread / (width * padded)),
+                   [&](int64_t begin, int64_t end) { kernels.multiply_packed(product, begin, end); });
+  return out;
+}
+
+int64_t packed_rows(bool is_bfloat16, int64_t instruction_set) {
+  const Kernels* kernels = find_kernels(instruction_set, is_bfloat16);
+  TORCH_CHECK(kernels, "this machine lacks the instructions of set ", instruction_set);
+  return kernels->packed_rows;
+}
+
 bool has_instruction_set(int64_t instruction_set) { return find_kernels(instruction_set, false) != nullptr; }
 
 }  // namespace
@@ -237,6 +266,8 @@ bool has_instruction_set(int64_t instruction_set) { return find_kernels(instruct
 
 TORCH_LIBRARY(STEPWIRE_NAMESPACE, m) {
   m.def("has_instruction_set(int instruction_set) -> bool", stepwire::has_instruction_set);
+  m.def("packed_rows(bool is_bfloat16, int instruction_set) -> int", stepwire::packed_rows);
+  m.def("multiply_packed(Tensor x, Tensor weight, Tensor? bias, int columns, int instruction_set) -> Tensor");
   m.def(
       "add_rms_norm(Tensor(a!) residual, Tensor? x, Tensor weight, float eps, Tensor(b!) out, int instruction_set) "
       "-> ()");
@@ -250,6 +281,7 @@ TORCH_LIBRARY(STEPWIRE_NAMESPACE, m) {
 }
 
 TORCH_LIBRARY_IMPL(STEPWIRE_NAMESPACE, CPU, m) {
+  m.impl("multiply_packed", stepwire::multiply_packed);
   m.impl("add_rms_norm", stepwire::add_rms_norm);
   m.impl("rope_and_cache", stepwire::rope_and_cache);
   m.impl("act_mul", stepwire::act_mul);

@@ -13,6 +13,7 @@ from engine_core.model_executor.attention.core import AttentionOptions
 from engine_core.model_executor.attention.kv_cache import LayerKVCache
 from engine_core.model_executor.attention.metadata import AttentionMetadata
 from engine_core.model_executor.kernels.cpu_build import INSTRUCTION_SETS
+from engine_core.model_executor.kernels.few_rows import FewRows
 from engine_core.model_executor.kernels.interface import Activation, QKNorm
 from engine_core.model_executor.kernels.torch_kernels import TorchKernels
 
@@ -31,6 +32,7 @@ class CpuKernels:
         self._rope_and_cache = operators.rope_and_cache.default
         self._paged_attention = operators.paged_attention.default
         self._act_mul = operators.act_mul.default
+        self.few_rows = FewRows(operators, instruction_set)
         self._fallback = TorchKernels()
 
     def add_rms_norm(

@@ -30,14 +30,21 @@ def load_operators(progress: Callable[[str], None], *, is_debug: bool = False, c
             except OSError as error:
                 raise BuildError(f"{library} can not be loaded: {error}") from error
             for operator in _OPERATORS:
-                # All write into what they are given, so that there is no shape to tell.
+                # They write into what they are given, so that there is no shape to tell.
                 torch.library.register_fake(f"{name}::{operator}", _nothing)
+            torch.library.register_fake(f"{name}::multiply_packed", _product)
     return operators
 
 
 def available_sets(operators: Any) -> tuple[str, ...]:
     """The instruction sets that this machine has, best first."""
     return tuple(name for number, name in enumerate(INSTRUCTION_SETS) if operators.has_instruction_set(number))
+
+
+def _product(
+    x: torch.Tensor, _weight: torch.Tensor, _bias: torch.Tensor | None, columns: int, _set: int
+) -> torch.Tensor:
+    return x.new_empty(x.shape[0], columns)
 
 
 def _nothing(*_: object) -> None:

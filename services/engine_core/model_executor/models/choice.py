@@ -16,11 +16,12 @@ from engine_core.model_executor.attention.kv_cache import LayerKVCache
 from engine_core.model_executor.attention.layer_probe import LayerProbe
 from engine_core.model_executor.attention.metadata import build_attention_metadata
 from engine_core.model_executor.attention.paged_attention import PagedAttention
+from engine_core.model_executor.kernels.cpu_kernels import CpuKernels
 from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.loader import LoadedModel
 from engine_core.model_executor.models.backend import ModelBackend
 from engine_core.model_executor.models.decoder import NativeDecoder
-from engine_core.model_executor.models.linear import Multiply
+from engine_core.model_executor.models.linear import LinearOptions
 from engine_core.model_executor.models.native_support import reason_against
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
 from engine_core.model_executor.parallel.worker_group import WorkerGroup
@@ -44,7 +45,7 @@ def choose_backend(
     if not reason:
         reduce = group.sum_over_shards if group is not None and group.place.tensor_parallel_size > 1 else None
         expected = _transformers_logits(probed, loaded)
-        native = NativeDecoder(loaded, probed, kernels, reduce, _multiply(settings))
+        native = NativeDecoder(loaded, probed, kernels, reduce, _linear_options(settings, kernels))
         reason = _disagreement(native, loaded, expected)
         if not reason:
             logger.info("%s is computed by the native decoder with %s kernels", settings.model, kernels.name)
@@ -59,13 +60,13 @@ def choose_backend(
     return probed
 
 
-def _multiply(settings: EngineSettings) -> Multiply | None:
+def _linear_options(settings: EngineSettings, kernels: Kernels) -> LinearOptions:
     if not settings.batch_invariant:
-        return None
+        return LinearOptions(few_rows=kernels.few_rows if isinstance(kernels, CpuKernels) else None)
     # Here, because it imports triton.
     from engine_core.model_executor.kernels.triton_linear import invariant_linear
 
-    return invariant_linear
+    return LinearOptions(multiply=invariant_linear)
 
 
 def _token_ids(loaded: LoadedModel, vocab_size: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.loader import LoadedModel
 from engine_core.model_executor.model_weights import ModelWeights
 from engine_core.model_executor.models.decoder_layer import DecoderLayer, Norm, make_layer, make_norm, make_ropes
-from engine_core.model_executor.models.linear import FusedLinear, Multiply, Reduce
+from engine_core.model_executor.models.linear import FusedLinear, LinearOptions, Reduce
 from engine_core.model_executor.models.rope import Rope
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
 from stepwire.errors import InvariantViolation
@@ -49,7 +49,7 @@ class NativeDecoder:
         probed: TransformersBackend,
         kernels: Kernels,
         reduce: Reduce | None,
-        multiply: Multiply | None = None,
+        linear_options: LinearOptions | None = None,
     ) -> None:
         """Takes the weights over; the transformers backend can not run any more. The rest: see `FusedLinear`."""
         self.is_causal = probed.is_causal
@@ -61,7 +61,7 @@ class NativeDecoder:
         self._options: dict[int, AttentionOptions] = probed.attention_options
         self._kernels = kernels
         self._reduce = reduce
-        self._multiply = multiply
+        self._linear_options = linear_options or LinearOptions()
         self._head_dim = self.layer_specs[0].key_dim
         self._logits_softcap: float | None = getattr(loaded.config, "final_logit_softcapping", None)
         # Before they are packed: from then on the module has no shapes to tell.
@@ -80,14 +80,14 @@ class NativeDecoder:
         self._activated_size = int(decoder.layers[0].mlp.down_proj.in_features)
         ropes = make_ropes(decoder.rotary_emb, config)
         self._layers: list[DecoderLayer] = [
-            make_layer(layer, index, config, ropes, self._options[index], self._reduce, self._multiply)
+            make_layer(layer, index, config, ropes, self._options[index], self._reduce, self._linear_options)
             for index, layer in enumerate(decoder.layers)
         ]
         self._ropes: set[Rope] = {layer.rope for layer in self._layers}
         self._final_norm: Norm = make_norm(decoder.norm, config)
         head = self._module.lm_head
         self._lm_head = FusedLinear(
-            [head], is_shared=head.weight is decoder.embed_tokens.weight, multiply=self._multiply
+            [head], is_shared=head.weight is decoder.embed_tokens.weight, options=self._linear_options
         )
 
     def unpack(self) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from engine_core.model_executor.attention.core import AttentionOptions
 from engine_core.model_executor.kernels.interface import Activation, QKNorm
-from engine_core.model_executor.models.linear import FusedLinear, Multiply, Reduce
+from engine_core.model_executor.models.linear import FusedLinear, LinearOptions, Reduce
 from engine_core.model_executor.models.rope import Rope, no_rope, rope_of
 
 _ACTIVATIONS: dict[str, Activation] = {
@@ -61,28 +61,28 @@ def make_layer(
     index: int,
     config: Any,
     ropes: dict[str, Rope],
-    options: AttentionOptions,
+    attention_options: AttentionOptions,
     reduce: Reduce | None,
-    multiply: Multiply | None,
+    options: LinearOptions,
 ) -> DecoderLayer:
-    """From transformers' layer, which gives its matrices up; `options` are those it hands to attention."""
+    """From transformers' layer, which gives its matrices up; `attention_options` are those it hands to attention."""
     attention, mlp = module.self_attn, module.mlp
     # The same name means a norm of the branch in one family and of the next branch's input in another.
     has_post_norms = hasattr(module, "pre_feedforward_layernorm")
     mlp_norm = module.pre_feedforward_layernorm if has_post_norms else module.post_attention_layernorm
     return DecoderLayer(
         index=index,
-        qkv=FusedLinear(_parts(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"), multiply=multiply),
-        o=FusedLinear([attention.o_proj], reduce=reduce, multiply=multiply),
-        gate_up=FusedLinear(_parts(mlp, "gate_up_proj", "gate_proj", "up_proj"), multiply=multiply),
-        down=FusedLinear([mlp.down_proj], reduce=reduce, multiply=multiply),
+        qkv=FusedLinear(_parts(attention, "qkv_proj", "q_proj", "k_proj", "v_proj"), options=options),
+        o=FusedLinear([attention.o_proj], reduce=reduce, options=options),
+        gate_up=FusedLinear(_parts(mlp, "gate_up_proj", "gate_proj", "up_proj"), options=options),
+        down=FusedLinear([mlp.down_proj], reduce=reduce, options=options),
         input_norm=make_norm(module.input_layernorm, config),
         mlp_norm=make_norm(mlp_norm, config),
         post_attention_norm=make_norm(module.post_attention_layernorm, config) if has_post_norms else None,
         post_mlp_norm=make_norm(module.post_feedforward_layernorm, config) if has_post_norms else None,
         qk_norm=_qk_norm(attention, config),
         rope=ropes[_layer_type(config, index) if getattr(attention, "use_rope", True) else _NO_ROPE],
-        attention=options,
+        attention=attention_options,
         activation=_ACTIVATIONS[activation_name(config)],
     )
 

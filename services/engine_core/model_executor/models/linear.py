@@ -8,14 +8,27 @@ model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
+
+from engine_core.model_executor.kernels.few_rows import FewRows
 
 # x [T, in], weight [out, in], bias -> [T, out]
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 # Does something with the product, in place: the sum over the workers that share a layer.
 Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearOptions:
+    """How the products of a model are made, where there is a choice."""
+
+    # Instead of the fastest product there is.
+    multiply: Multiply | None = None
+    # Faster than oneDNN for a few rows of a packed weight.
+    few_rows: FewRows | None = None
 
 
 class FusedLinear:
@@ -27,22 +40,21 @@ class FusedLinear:
         *,
         is_shared: bool = False,
         reduce: Reduce | None = None,
-        multiply: Multiply | None = None,
+        options: LinearOptions | None = None,
     ) -> None:
-        """is_shared: somebody else reads the only part's weight, which stays where it is. multiply: instead of the
-        fastest product there is.
-        """
+        """is_shared: somebody else reads the only part's weight, which stays where it is."""
         self._parts = parts
         self._is_shared = is_shared
         self._reduce = reduce
+        self._options = options or LinearOptions()
         weight = _joined([part.weight.data for part in parts])
         bias = _joined([part.bias.data for part in parts]) if parts[0].bias is not None else None
         # Opaque to everything but its kernel.
         self._packed: torch.Tensor | None = None
-        if multiply is None and can_pack(weight):
+        if self._options.multiply is None and can_pack(weight):
             self._product = self._pack(weight, bias)
         else:
-            self._product = self._keep(weight, bias, multiply or functional.linear)
+            self._product = self._keep(weight, bias, self._options.multiply or functional.linear)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         product = self._product(x)
@@ -56,11 +68,16 @@ class FusedLinear:
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
         packed = self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        few_rows = self._options.few_rows
+        of_few = few_rows.product(packed, weight, bias) if few_rows is not None else None
         if not self._is_shared:
             for part in self._parts:
                 part.weight.data = weight.new_empty(0)
         multiply = torch.ops.mkldnn._linear_pointwise.default
-        return lambda x: multiply(x, packed, bias, "none", [], "")
+        if few_rows is None or of_few is None:
+            return lambda x: multiply(x, packed, bias, "none", [], "")
+        most = few_rows.max_rows(weight.dtype)
+        return lambda x: of_few(x) if len(x) <= most else multiply(x, packed, bias, "none", [], "")
 
     def _keep(
         self, weight: torch.Tensor, bias: torch.Tensor | None, multiply: Multiply

@@ -1,0 +1,197 @@
+// Products of a few rows with a large matrix: the matrix streams through once, and all rows take part in each number
+// of it while it is in a register. Reading it is what such a product costs, so that the reads must never wait.
+#pragma once
+
+#include "product.h"
+
+namespace {
+
+using stepwire::PackedProduct;
+
+// How far ahead of its use a panel is fetched, in bytes: hardware stops at the end of a page.
+constexpr int64_t kAhead = 4096;
+
+template <typename T>
+inline const T* panel_of(const PackedProduct& p, int64_t panel) {
+  return (const T*)p.weight + panel * p.panel_columns * p.panel_depth;
+}
+
+// out[row][column ..] = total + bias, for `count` columns.
+template <typename T>
+inline __attribute__((always_inline)) void store_result(
+    const PackedProduct& p, int64_t row, int64_t column, Vec total, int64_t count) {
+  if (p.bias) total += load_some((const T*)p.bias + column, count);
+  store_some((T*)p.out + row * p.columns + column, total, count);
+}
+
+// One vector of a panel: for each column as many numbers of its depth as lie side by side.
+template <typename T>
+struct Stream {
+  static constexpr int kDepth = 1;
+  typedef Vec Numbers;
+  typedef Vec Factor;
+  static Vec numbers(const T* from) { return load(from); }
+  static Vec factor(const T* x, int64_t) { return broadcast(*x); }
+  static Vec add(Vec total, Vec factor, Vec numbers) { return fma(factor, numbers, total); }
+};
+
+template <>
+struct Stream<bfloat16> {
+  static constexpr int kDepth = 2;
+  static uint32_t pair(const bfloat16* x, int64_t count) {
+    uint32_t bits = 0;
+    memcpy(&bits, x, count < 2 ? sizeof(bfloat16) : sizeof bits);
+    return bits;
+  }
+#if defined(__AVX512BF16__)
+  typedef __m512bh Numbers;
+  typedef __m512bh Factor;
+  static Numbers numbers(const bfloat16* from) { return (__m512bh)_mm512_loadu_si512(from); }
+  static Factor factor(const bfloat16* x, int64_t count) { return (__m512bh)_mm512_set1_epi32(pair(x, count)); }
+  static Vec add(Vec total, Factor factor, Numbers numbers) {
+    return (Vec)_mm512_dpbf16_ps((__m512)total, factor, numbers);
+  }
+#else
+  typedef Pair Numbers;
+  typedef Pair Factor;
+  static Pair numbers(const bfloat16* from) { return load_pair(from); }
+  static Pair factor(const bfloat16* x, int64_t count) {
+    const UintVec bits = pair(x, count) - UintVec{};
+    return {(Vec)(bits << 16), (Vec)(bits & 0xffff0000u)};
+  }
+  static Vec add(Vec total, Pair factor, Pair numbers) {
+    return fma(factor.b, numbers.b, fma(factor.a, numbers.a, total));
+  }
+#endif
+};
+
+// `vectors` vectors of columns of a panel, from column `first` of it on, for `rows` rows from `row` on.
+template <typename T, int rows, int vectors>
+void multiply_columns(const PackedProduct& p, int64_t panel, int64_t first, int64_t row) {
+  typedef Stream<T> S;
+  const int64_t step = p.panel_columns * S::kDepth;
+  const T* weight = panel_of<T>(p, panel) + first * S::kDepth;
+  const T* x = (const T*)p.x + row * p.depth;
+  Vec totals[rows][vectors] = {};
+  for (int64_t k = 0; k < p.depth; k += S::kDepth, weight += step) {
+    typename S::Numbers numbers[vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) {
+      __builtin_prefetch((const char*)(weight + v * kWidth * S::kDepth) + kAhead);
+      numbers[v] = S::numbers(weight + v * kWidth * S::kDepth);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++) {
+      const typename S::Factor factor = S::factor(x + i * p.depth + k, p.depth - k);
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; v++) totals[i][v] = S::add(totals[i][v], factor, numbers[v]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < vectors; v++) {
+    const int64_t column = panel * p.panel_columns + first + v * kWidth, count = smaller(kWidth, p.columns - column);
+#pragma GCC unroll 4
+    for (int i = 0; i < rows; i++)
+      if (count > 0) store_result<T>(p, row + i, column, totals[i][v], count);
+  }
+}
+
+template <typename T, int rows>
+void multiply_panel(const PackedProduct& p, int64_t panel, int64_t row) {
+  int64_t first = 0;
+  for (; first + 4 * kWidth <= p.panel_columns; first += 4 * kWidth) multiply_columns<T, rows, 4>(p, panel, first, row);
+  for (; first + 2 * kWidth <= p.panel_columns; first += 2 * kWidth) multiply_columns<T, rows, 2>(p, panel, first, row);
+  for (; first < p.panel_columns; first += kWidth) multiply_columns<T, rows, 1>(p, panel, first, row);
+}
+
+template <typename Product, typename T>
+struct FewRows {
+  static constexpr int64_t kRows = 4;
+
+  static void multiply(const PackedProduct& p, int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; panel++) {
+      int64_t row = 0;
+      for (; row + 4 <= p.rows; row += 4) multiply_panel<T, 4>(p, panel, row);
+      if (p.rows - row == 3) multiply_panel<T, 3>(p, panel, row);
+      if (p.rows - row == 2) multiply_panel<T, 2>(p, panel, row);
+      if (p.rows - row == 1) multiply_panel<T, 1>(p, panel, row);
+    }
+  }
+};
+
+#if defined(__AMX_BF16__)
+// With the tile unit, which takes 32 rows at once as fast as memory delivers the panels.
+template <>
+struct FewRows<TileProduct, bfloat16> {
+  static constexpr int64_t kRows = 32, kColumns = 32, kDepth = 32;
+
+  static void multiply(const PackedProduct& p, int64_t begin, int64_t end) {
+    if (p.panel_columns != kColumns || p.depth % kDepth) return FewRows<DotProduct, bfloat16>::multiply(p, begin, end);
+    alignas(64) float results[kRows * kColumns];
+    const TileConfig tiles = config(smaller(kRows, p.rows)), last = config(p.rows % kRows);
+    _tile_loadconfig(&tiles);
+    for (int64_t index = begin; index < end; index++) {
+      int64_t row = 0;
+      for (; row + kRows <= p.rows; row += kRows) block<true>(p, index, row, kRows, results);
+      if (row == p.rows) continue;
+      if (row > 0) _tile_loadconfig(&last);
+      p.rows - row > 16 ? block<true>(p, index, row, p.rows - row, results)
+                        : block<false>(p, index, row, p.rows - row, results);
+      if (row > 0) _tile_loadconfig(&tiles);
+    }
+    _tile_release();
+  }
+
+  // Tiles 0 to 3: results; 4 and 5: the rows; 6 and 7: the panel.
+  static TileConfig config(int64_t rows) {
+    TileConfig result;
+    result.rows[0] = result.rows[1] = result.rows[4] = larger(smaller(rows, 16), 1);
+    result.rows[2] = result.rows[3] = result.rows[5] = larger(rows - 16, 1);
+    return result;
+  }
+
+  // has_high: more than 16 rows.
+  template <bool has_high>
+  static void block(const PackedProduct& p, int64_t panel, int64_t row, int64_t rows, float* results) {
+    multiply_panel<has_high>(p, (const bfloat16*)p.x + row * p.depth, panel_of<bfloat16>(p, panel), results);
+    for (int64_t column = 0; column < kColumns; column += kWidth) {
+      const int64_t at = panel * kColumns + column, count = smaller(kWidth, p.columns - at);
+      if (count <= 0) return;
+      for (int64_t i = 0; i < rows; i++)
+        store_result<bfloat16>(p, row + i, at, load(results + i * kColumns + column), count);
+    }
+  }
+
+  template <bool has_high>
+  static void multiply_panel(const PackedProduct& p, const bfloat16* x, const bfloat16* weight, float* results) {
+    const int64_t row_bytes = p.depth * sizeof(bfloat16), panel_bytes = kColumns * 4;
+    _tile_zero(0);
+    _tile_zero(1);
+    if (has_high) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    for (int64_t k = 0; k < p.depth; k += kDepth, weight += kDepth * kColumns) {
+      for (int64_t at = 0; at < kDepth * panel_bytes / 2; at += 64) __builtin_prefetch((const char*)weight + kAhead + at);
+      _tile_loadd(6, weight, panel_bytes);
+      _tile_loadd(7, weight + kColumns, panel_bytes);
+      _tile_loadd(4, x + k, row_bytes);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      if (has_high) {
+        _tile_loadd(5, x + 16 * p.depth + k, row_bytes);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
+    _tile_stored(0, results, panel_bytes);
+    _tile_stored(1, results + 16, panel_bytes);
+    if (has_high) {
+      _tile_stored(2, results + 16 * kColumns, panel_bytes);
+      _tile_stored(3, results + 16 * kColumns + 16, panel_bytes);
+    }
+  }
+};
+#endif
+
+}  // namespace
