@@ -45,7 +45,8 @@ class Session:
         """The same with a few tokens, to see that everything is installed. Its figures mean nothing."""
         first = {(match.mine, match.title, match.repetition): match for match in reversed(self.matches)}
         tiny = [
-            replace(match, task=replace(match.task, count=1, max_tokens=2), target=None) for match in first.values()
+            replace(match, case=f"tiny, {match.case}", task=replace(match.task, count=1, max_tokens=2), target=None)
+            for match in first.values()
         ]
         return Session(self.contestants, tiny)
 
