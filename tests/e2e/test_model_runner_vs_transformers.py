@@ -13,7 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from engine_core.config import EngineSettings
-from engine_core.model_executor.kernels.torch_kernels import TorchKernels
+from engine_core.model_executor.kernels.choice import choose_kernels
 from engine_core.model_executor.loader import load_model
 from engine_core.model_executor.model_runner import ModelRunner
 from engine_core.model_executor.models.backend import ModelBackend
@@ -59,10 +59,10 @@ class RecordingBackend:
 class Driver:
     """A model runner fed by hand: greedy requests, each with blocks of its own but for a shared prefix."""
 
-    def __init__(self, directory: Path, model_impl: str, num_blocks: int = 400) -> None:
-        settings = EngineSettings(model=str(directory), device="cpu", model_impl=model_impl)
+    def __init__(self, directory: Path, model_impl: str, num_blocks: int = 400, cpu_kernels: str = "auto") -> None:
+        settings = EngineSettings(model=str(directory), device="cpu", model_impl=model_impl, cpu_kernels=cpu_kernels)
         loaded = load_model(settings, directory, lambda _: None)
-        kernels = TorchKernels()
+        kernels = choose_kernels(settings, loaded.device, loaded.dtype)
         self.backend = RecordingBackend(choose_backend(settings, loaded, kernels, None))
         self.runner = ModelRunner(self.backend, loaded.dtype, loaded.device, max_num_seqs=4, kernels=kernels)
         # Each group of layers has blocks of its own: those of the first one, shifted.
@@ -146,8 +146,8 @@ def prompt(length: int, seed: int) -> list[int]:
     return torch.randint(3, VOCAB_SIZE, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-# Experts, and attention with sinks.
-NOT_NATIVE = {"gpt_oss"}
+# Experts, and attention with sinks; layers of another make.
+NOT_NATIVE = {"gpt_oss", "phi"}
 
 
 def test_what_the_native_decoder_does_not_know_is_left_to_transformers(tmp_path, caplog):
@@ -223,10 +223,13 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("model_impl", ["native", "transformers"])
-def test_embedded_model_greedy_equals_generate(embedded_model_dir, model_impl):
+@pytest.mark.parametrize(
+    ("model_impl", "cpu_kernels"),
+    [("native", "auto"), ("native", "portable"), ("native", "torch"), ("transformers", "auto")],
+)
+def test_embedded_model_greedy_equals_generate(embedded_model_dir, model_impl, cpu_kernels):
     tokenizer = AutoTokenizer.from_pretrained(embedded_model_dir)
-    reference, driver = load_reference(embedded_model_dir), Driver(embedded_model_dir, model_impl, num_blocks=600)
+    reference, driver = load_reference(embedded_model_dir), Driver(embedded_model_dir, model_impl, 600, cpu_kernels)
     prompts = [tokenizer(text).input_ids for text in TEXTS]
     keys = [driver.add(token_ids) for token_ids in prompts]
     # All at once, their prompts in chunks of 16; each keeps decoding while the others still prefill.

@@ -18,6 +18,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Phi3Config,
+    PhiConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -79,6 +80,8 @@ def tiny_configs() -> dict[str, PreTrainedConfig]:
             sliding_window=5,
             layer_types=["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
         ),
+        # Its rotated and its other features are joined in an order of their own.
+        "phi": PhiConfig(**{k: v for k, v in _SIZES.items() if k != "head_dim"}),
         "phi3": Phi3Config(**_SIZES, sliding_window=9),
         "phi3_partial_rope": Phi3Config(
             **_SIZES, rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}

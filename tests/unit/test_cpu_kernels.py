@@ -99,12 +99,6 @@ def test_attention_of_random_shapes(sequences, group, num_kv_heads, head_dim, bl
         check_paged_attention(kernels, batch, AttentionOptions(head_dim**-0.5, window, softcap))
 
 
-def test_what_has_no_kernel_is_computed_by_the_reference(kernel_sets):
-    batch = Batch(MIXED)
-    for options in (AttentionOptions(0.2, is_causal=False), AttentionOptions(0.2, sinks=torch.randn(6))):
-        check_paged_attention(kernel_sets[0], batch, options)
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("head_dim", "rotary_half"), [(64, 32), (80, 20), (16, 0), (36, 13)])
 @pytest.mark.parametrize("has_qk_norm", [False, True])

@@ -37,7 +37,7 @@ def expected_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_are_those_of_the_weight(operators, shape, dtype, has_bias):
-    """In panels of every width, whatever oneDNN would take on this machine; more rows than a kernel is meant for too."""
+    """In panels of every width, whatever oneDNN would take on this machine; also more rows than a kernel is for."""
     columns, depth = shape
     weight = random(columns, depth, dtype=dtype)
     bias = random(columns, dtype=dtype, seed=1) if has_bias else None

@@ -5,7 +5,9 @@ That it computes what transformers computes is shown family by family in tests/e
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,11 +20,13 @@ from engine_core.model_executor.attention.paged_attention import PagedAttention
 from engine_core.model_executor.executor import WeightTensor
 from engine_core.model_executor.kernels.torch_kernels import TorchKernels
 from engine_core.model_executor.loader import LoadedModel, load_model
+from engine_core.model_executor.models import decoder as decoder_module
 from engine_core.model_executor.models.backend import ModelBackend
 from engine_core.model_executor.models.choice import choose_backend
 from engine_core.model_executor.models.linear import FusedLinear
 from engine_core.model_executor.startup_error import StartupError
 from fakes.tiny_models import load_reference, save_tiny_model, tiny_configs
+from stepwire.errors import InvariantViolation
 
 NUM_TOKENS = 6
 EMBED, QUERY = "model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"
@@ -172,3 +176,49 @@ def test_a_product_is_summed_over_the_workers_that_share_it():
     part = torch.nn.Linear(4, 4, bias=False)
     expected = 2 * part(torch.ones(1, 4))
     assert_close(FusedLinear([part], reduce=lambda product: product.mul_(2))(torch.ones(1, 4)), expected)
+
+
+class FailingKernels(TorchKernels):
+    def act_mul(self, gate_up, activation, out):
+        raise RuntimeError("no such instruction")
+
+
+def test_one_that_fails_does_not_serve(directories, caplog):
+    with caplog.at_level("WARNING"):
+        backend = choose(load(directories[0]), kernels=FailingKernels())
+    assert backend.name == "transformers"
+    assert "a failure on a few tokens (no such instruction)" in caplog.text
+    assert_close(logits_of(backend), expected_of(load_reference(directories[0])))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_product_lets_go_of_weights_that_were_given_back(dtype):
+    part = torch.nn.Linear(8, 8, bias=False, dtype=dtype)
+    linear = FusedLinear([part])
+    held = weakref.ref(linear._packed if linear._packed is not None else part.weight.data)
+    linear.unpack()
+    part.weight.data = torch.empty(0)
+    assert held() is None
+    with pytest.raises(InvariantViolation, match="given back"):
+        linear(torch.ones(1, 8, dtype=dtype))
+
+
+def test_nothing_is_computed_while_the_weights_are_out_of_use(directories):
+    backend = choose(load(directories[0]))
+    backend.weights.discard()
+    with pytest.raises(InvariantViolation, match="out of use"):
+        logits_of(backend)
+
+
+def test_a_way_back_that_failed_is_gone_again(directories, monkeypatch):
+    """The weights are on their device, and packing them fails for want of memory."""
+    backend = choose(load(directories[0]))
+    backend.unpack()
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder_module, "make_layer", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            backend.move_weights(torch.device("cpu"))
+    with pytest.raises(InvariantViolation):
+        logits_of(backend)
+    backend.move_weights(torch.device("cpu"))
+    assert_close(logits_of(backend), expected_of(load_reference(directories[0])))

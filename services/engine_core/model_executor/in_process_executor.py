@@ -141,17 +141,17 @@ class InProcessExecutor:
         return self._running().weights.shapes
 
     def update_weights(self, tensors: list[WeightTensor]) -> None:
-        self._running().drop_graphs()
+        self._device_thread.run(self._running().drop_graphs)
         self._device_thread.run(self._running().weights.update, tensors)
 
     def load_weights(self, directory: Path) -> int:
-        self._running().drop_graphs()
+        self._device_thread.run(self._running().drop_graphs)
         num_bytes = self._device_thread.run(self._running().weights.load, directory)
         self._empty_cache()
         return num_bytes
 
     def discard_weights(self) -> int:
-        self._running().drop_graphs()
+        self._device_thread.run(self._running().drop_graphs)
         freed_bytes = self._device_thread.run(self._running().weights.discard)
         self._empty_cache()
         return freed_bytes

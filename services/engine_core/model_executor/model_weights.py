@@ -26,6 +26,9 @@ class Packing(Protocol):
     def unpack(self) -> None:
         """Give them back."""
 
+    def drop(self) -> None:
+        """Let go of them."""
+
 
 class ModelWeights:
     """Parameters and saved buffers, by their names in the module. What several modules share has one name.
@@ -37,36 +40,35 @@ class ModelWeights:
         """packing: who holds the weights in another form while the model runs."""
         self._loaded = loaded
         self._packing = packing
-        self._are_discarded = False
+        self.are_discarded = False
         # From the start: a weight that was discarded has lost its own.
         self.shapes = _shapes(loaded.module)
 
     def load(self, directory: Path) -> int:
         """As `Executor.load_weights`: the old ones are there until the new ones are whole."""
         # Beside the old ones on the host, where there is more room.
-        device = self._loaded.device if self._are_discarded else torch.device("cpu")
+        device = self._loaded.device if self.are_discarded else torch.device("cpu")
         module = load_again(self._loaded, directory, device)
         self._require_same(module)
         try:
             with self._in_module():
                 num_bytes = self._take_over(module)
-            self._are_discarded = False
+            self.are_discarded = False
             return num_bytes
         except Exception as error:
             raise ExecutorFailedError(f"the weights could not all be replaced: {error}") from error
 
     def discard(self) -> int:
         """Let go of the memory; returns the bytes. Buffers stay: they are small."""
+        if self.are_discarded:
+            return 0
+        self.are_discarded = True
         if self._packing is not None:
-            # The packed form is let go of below, weight by weight.
-            self._packing.unpack()
-        self._are_discarded = True
-        freed_bytes = 0
+            self._packing.drop()
         for parameter in self._loaded.module.parameters():
-            freed_bytes += parameter.nbytes
             # The parameter itself stays, and with it what is tied to it.
             parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-        return freed_bytes
+        return self._loaded.weight_bytes
 
     @torch.no_grad()
     def update(self, tensors: list[WeightTensor]) -> None:
@@ -82,7 +84,7 @@ class ModelWeights:
     @contextmanager
     def _in_module(self) -> Iterator[None]:
         """The weights are in the module while they change, unless they are discarded."""
-        if self._packing is not None and not self._are_discarded:
+        if self._packing is not None and not self.are_discarded:
             self._packing.unpack()
         yield
         if self._packing is not None:

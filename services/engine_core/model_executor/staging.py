@@ -111,6 +111,7 @@ def stage(inputs: StepInputs, logits_indices: np.ndarray, block_size: int, to_de
             max_seq_len=int(inputs.seq_lens.max(initial=0)),
             block_size=block_size,
             host=HostBatch(inputs.query_start_loc, inputs.seq_lens, inputs.prompt_lens, inputs.block_tables[group]),
+            group=group,
         )
         for group in range(num_groups)
     )

@@ -44,6 +44,8 @@ class AttentionMetadata:
     max_seq_len: int
     block_size: int
     host: HostBatch
+    # Which of the groups of layers it is of.
+    group: int = 0
 
     @cached_property
     def decode_groups(self) -> list[DecodeGroup]:

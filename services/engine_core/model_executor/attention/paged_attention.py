@@ -37,5 +37,6 @@ class PagedAttention:
         # The kernels know causal heads of one size; the reference knows all.
         is_common = options.is_causal and options.sinks is None and key.shape[2] == value.shape[2]
         kernels = self.kernels if is_common else _REFERENCE
-        kernels.paged_attention(query, cache, metadata, options, output)
+        # Some models join a rotated part of the heads with the rest of them, in an order of their own.
+        kernels.paged_attention(query.contiguous(), cache, metadata, options, output)
         return output

@@ -15,7 +15,6 @@ from engine_core.model_executor.attention.metadata import AttentionMetadata
 from engine_core.model_executor.kernels.cpu_build import INSTRUCTION_SETS
 from engine_core.model_executor.kernels.few_rows import FewRows
 from engine_core.model_executor.kernels.interface import Activation, QKNorm
-from engine_core.model_executor.kernels.torch_kernels import TorchKernels
 
 # Numbers as in csrc/kernels.h.
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
@@ -33,7 +32,6 @@ class CpuKernels:
         self._paged_attention = operators.paged_attention.default
         self._act_mul = operators.act_mul.default
         self.few_rows = FewRows(operators, instruction_set)
-        self._fallback = TorchKernels()
 
     def add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor
@@ -64,9 +62,6 @@ class CpuKernels:
         options: AttentionOptions,
         out: torch.Tensor,
     ) -> None:
-        if options.sinks is not None or not options.is_causal:
-            self._fallback.paged_attention(query, cache, metadata, options, out)
-            return
         self._paged_attention(
             query,
             cache.keys,

@@ -57,7 +57,8 @@ class FlashInferKernels(TritonKernels):
         super().__init__(num_processors)
         # Shared: layers run one after the other. Zeros, as it asks for the first use.
         self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._plans: dict[_Kind, _Plan] = {}
+        # One for each kind and each group of layers: a plan that is on its way to the device must not be overwritten.
+        self._plans: dict[tuple[_Kind, int], _Plan] = {}
 
     def paged_attention(
         self,
@@ -76,9 +77,9 @@ class FlashInferKernels(TritonKernels):
             sliding_window=options.sliding_window,
             softcap=options.softcap,
         )
-        plan = self._plans.get(kind)
+        plan = self._plans.get((kind, metadata.group))
         if plan is None:
-            plan = self._plans[kind] = _Plan(self._wrapper(kind))
+            plan = self._plans[kind, metadata.group] = _Plan(self._wrapper(kind))
         if plan.metadata is not metadata:
             _make(plan.wrapper, kind, metadata, query.dtype)
             plan.metadata = metadata

@@ -66,7 +66,7 @@ class Kernels(Protocol):
         options: AttentionOptions,
         out: torch.Tensor,
     ) -> None:
-        """Causal attention over what the cache holds, this step's tokens included: query [T, H, D] -> out [T, H, D].
+        """Causal attention without sinks over what the cache holds, this step's too: query [T, H, D] -> out [T, H, D].
 
         Prompts, chunks and decodes alike. A query's tokens may be apart by any stride (a part of qkv); heads are not.
         """

@@ -98,7 +98,11 @@ def _disagreement(native: NativeDecoder, loaded: LoadedModel, expected: torch.Te
     }
     on_device = torch.from_numpy(positions).to(loaded.device)
     context = PagedAttention(caches, dict.fromkeys(caches, metadata))
-    logits = native.forward(_token_ids(loaded, native.vocab_size), on_device, on_device, context)
+    try:
+        logits = native.forward(_token_ids(loaded, native.vocab_size), on_device, on_device, context)
+    except RuntimeError as error:
+        # A check of a kernel, or of torch.
+        return f"a failure on a few tokens ({error})"
     difference = float((logits.float() - expected.float()).norm() / expected.float().norm())
     # A comparison that is false for NaN too.
     is_equal = difference <= _TOLERANCES[loaded.dtype]

@@ -86,7 +86,7 @@ class NativeDecoder:
         self._ropes: set[Rope] = {layer.rope for layer in self._layers}
         self._final_norm: Norm = make_norm(decoder.norm, config)
         head = self._module.lm_head
-        self._lm_head = FusedLinear(
+        self._lm_head: FusedLinear | None = FusedLinear(
             [head], is_shared=head.weight is decoder.embed_tokens.weight, options=self._linear_options
         )
 
@@ -95,18 +95,21 @@ class NativeDecoder:
         for layer in self._layers:
             for linear in layer.linears:
                 linear.unpack()
-        self._lm_head.unpack()
+        if self._lm_head is not None:
+            self._lm_head.unpack()
         self.drop()
 
     def drop(self) -> None:
         """Let go of the weights, which nobody wants any more."""
-        self._layers = []
+        self._layers, self._lm_head = [], None
         self._hidden = None
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor, context: PagedAttention
     ) -> torch.Tensor:
         """As `ModelBackend.forward`."""
+        if self._lm_head is None:
+            raise InvariantViolation("a forward pass while the weights are out of use")
         residual = self._embedding(input_ids)
         rotations = {rope: rope(positions) for rope in self._ropes}
         buffers = self._buffers(residual)
@@ -120,7 +123,7 @@ class NativeDecoder:
 
     def logits(self, logits_indices: torch.Tensor) -> torch.Tensor:
         """As `ModelBackend.logits`."""
-        if self._hidden is None:
+        if self._hidden is None or self._lm_head is None:
             raise InvariantViolation("logits before the first forward pass")
         logits = self._lm_head(self._hidden[logits_indices])
         if self._logits_softcap is not None:
@@ -134,8 +137,10 @@ class NativeDecoder:
         if moved_bytes:
             self.unpack()
             self._module.to(device)
-            if device.type == self._loaded.device.type:
-                self.pack()
+        is_here = device.type == self._loaded.device.type
+        # Also when nothing had to move: an attempt before this one may have failed half-way.
+        if is_here and self._lm_head is None and not self.weights.are_discarded:
+            self.pack()
         return moved_bytes
 
     def _attend(

@@ -1,8 +1,8 @@
 """One matrix product of the native decoder, made of one or several of the loaded module.
 
 On a CPU with oneDNN the matrix is packed once into the layout its kernel reads, and the module's own copy is given up:
-nothing is held twice. `unpack` gives it back when the weights themselves are wanted. Owner: the thread that runs the
-model.
+nothing is held twice, but for the matrix of a tied embedding, which is read by rows too. `unpack` gives the weights back
+when they themselves are wanted. Owner: the thread that runs the model.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from engine_core.model_executor.kernels.few_rows import FewRows
+from stepwire.errors import InvariantViolation
 
 # x [T, in], weight [out, in], bias -> [T, out]
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -62,9 +63,11 @@ class FusedLinear:
 
     def unpack(self) -> None:
         """Give the weights back to the module. No product may be asked for afterwards."""
-        if self._packed is not None and not self._is_shared:
-            self._share_out(self._packed.to_dense())
-        self._packed = None
+        packed, self._packed = self._packed, None
+        # It holds the packed form, which goes before the next one is unpacked.
+        self._product = _given_back
+        if packed is not None and not self._is_shared:
+            self._share_out(packed.to_dense())
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
         packed = self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
@@ -90,6 +93,10 @@ class FusedLinear:
         sizes = [part.out_features for part in self._parts]
         for part, rows in zip(self._parts, torch.split(weight, sizes), strict=True):
             part.weight.data = rows
+
+
+def _given_back(_: torch.Tensor) -> torch.Tensor:
+    raise InvariantViolation("a product whose weights were given back")
 
 
 def can_pack(weight: torch.Tensor) -> bool:
