@@ -69,6 +69,11 @@ class EngineSettings(Settings):
     max_num_seqs: int = Field(128, ge=1, description="Most requests in one step.")
     max_num_batched_tokens: int = Field(2048, ge=1, description="Token budget of one step.")
     long_prefill_token_threshold: int = Field(0, ge=0, description="Cap of one request's share of a step; 0 = none.")
+    prefill_tokens_beside_decodes: int = Field(
+        -1,
+        ge=-1,
+        description="Tokens of prompts in a step that also decodes; 0 = no limit, -1 = 96 on a CPU, else none.",
+    )
     max_num_partial_prefills: int = Field(
         0, ge=0, description="Prompts that may be computed in chunks at the same time; 0 = no limit."
     )

@@ -45,6 +45,7 @@ class ResolvedConfig:
     # -1 = the whole vocabulary
     max_logprobs: int
     long_prefill_token_threshold: int
+    prefill_tokens_beside_decodes: int
     enable_chunked_prefill: bool
     enable_prefix_caching: bool
     verify_prefix_hits: bool
@@ -80,6 +81,7 @@ class ResolvedConfig:
             max_queued_requests=self.max_queued_requests,
             max_queued_tokens=self.max_queued_tokens,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
+            prefill_tokens_beside_decodes=self.prefill_tokens_beside_decodes,
             enable_chunked_prefill=self.enable_chunked_prefill,
             watermark=self.watermark,
             reserve_full_prompt=self.reserve_full_prompt,
@@ -121,6 +123,11 @@ def resolve_config(
         max_queued_tokens=settings.max_queued_tokens,
         max_logprobs=settings.max_logprobs,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        prefill_tokens_beside_decodes=(
+            model_info.prefill_tokens_beside_decodes
+            if settings.prefill_tokens_beside_decodes < 0
+            else settings.prefill_tokens_beside_decodes
+        ),
         enable_chunked_prefill=enable_chunked_prefill,
         enable_prefix_caching=settings.enable_prefix_caching and model_info.is_causal,
         verify_prefix_hits=settings.verify_prefix_hits,

@@ -161,3 +161,31 @@ def test_a_recompute_in_chunks_counts_as_well() -> None:
     engine.scheduler.preempt_all(engine.now)
     engine.step()
     assert engine.scheduled[-1] == {1: 4}
+
+
+def test_prompts_take_small_parts_of_steps_that_decode_and_whole_steps_of_their_own() -> None:
+    engine = DrivenScheduler(max_num_batched_tokens=64, num_blocks=100, prefill_tokens_beside_decodes=5)
+    engine.add(make_request(1, 20, max_tokens=6), make_request(2, 20, max_tokens=6))
+    engine.step()
+    engine.add(make_request(3, 9), make_request(4, 7))
+    for _ in range(4):
+        engine.step()
+    # The second prompt begins with what the first one leaves.
+    assert engine.scheduled == [
+        {1: 20, 2: 20},
+        {1: 1, 2: 1, 3: 5},
+        {1: 1, 2: 1, 3: 4, 4: 1},
+        {1: 1, 2: 1, 3: 1, 4: 5},
+        {1: 1, 2: 1, 3: 1, 4: 1},
+    ]
+
+
+def test_without_chunks_prompts_are_not_cut_beside_decodes() -> None:
+    engine = DrivenScheduler(
+        max_num_batched_tokens=64, max_model_len=32, enable_chunked_prefill=False, prefill_tokens_beside_decodes=5
+    )
+    engine.add(make_request(1, 8, max_tokens=6))
+    engine.step()
+    engine.add(make_request(2, 9))
+    engine.step()
+    assert engine.scheduled[1] == {1: 1, 2: 9}

@@ -46,6 +46,8 @@ class ModelInfo:
     # KV bytes of one token in the layers of one group, which is what a block holds for each of its tokens.
     kv_bytes_per_token: int
     weight_bytes: int
+    # As many tokens of prompts as a step of decodes should take along on this device; 0 = as many as there are.
+    prefill_tokens_beside_decodes: int = 0
     # Layers that share a block table, with one table for each group.
     kv_cache_groups: tuple[KVCacheGroup, ...] = (KVCacheGroup(),)
     # False: all tokens of a prompt see each other, so that it must be computed in one step, and no part of it reused.

@@ -33,6 +33,8 @@ from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.errors import InvariantViolation
 
 _WARM_UP_TOKENS = 16
+# A CPU computes a token of a prompt in a time that counts beside a step of decodes: it has no idle units to use.
+_CPU_PREFILL_TOKENS = 96
 
 
 class InProcessExecutor:
@@ -206,6 +208,7 @@ def _describe(loaded: LoadedModel, backend: ModelBackend, kernels: Kernels, runn
         num_layers=len(backend.layer_specs),
         kv_bytes_per_token=runner.kv_bytes_per_token,
         weight_bytes=loaded.weight_bytes,
+        prefill_tokens_beside_decodes=_CPU_PREFILL_TOKENS if loaded.device.type == "cpu" else 0,
         kv_cache_groups=tuple(group.describe() for group in backend.layer_groups),
         is_causal=backend.is_causal,
     )

@@ -185,6 +185,11 @@ class Request:
         """Known tokens, and those that steps in flight will bring."""
         return len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_in_flight_tokens
 
+    @property
+    def is_decoding(self) -> bool:
+        """The next step computes one token of it, the last in sight."""
+        return self.num_tokens_in_sight - self.num_computed_tokens == 1
+
     def must_wait_for_token(self, max_model_len: int) -> bool:
         """The tokens in flight end the request for certain, or decide which ones may follow."""
         if not self.num_in_flight_tokens:

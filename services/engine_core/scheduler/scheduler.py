@@ -122,7 +122,8 @@ class Scheduler:
         """Plan one step: expire, then running requests in order, then waiting ones. May plan nothing."""
         self.expire(now)
         token_budget = 0 if self.pause_state is PauseState.ALL else self.config.max_num_batched_tokens
-        plan = StepPlan(self._planned_step + 1, token_budget)
+        has_decodes = any(request.is_decoding for request in self.running)
+        plan = StepPlan(self._planned_step + 1, token_budget, self.config.prefill_budget(has_decodes))
         self._schedule_running(plan, now)
         if not plan.is_short_of_blocks:
             self._admit_waiting(plan, now)
@@ -210,7 +211,7 @@ class Scheduler:
             is_allowed = is_whole or self.config.allows_partial_prefill(plan.num_partial_prefills)
             fits = self._blocks.fits_now(request, hit, num_new_tokens, next_to_others=bool(self.running))
             # Head of line: whoever does not fit ends admission, so that long prompts are not overtaken for ever.
-            if not (is_allowed and fits):
+            if not (num_new_tokens and is_allowed and fits):
                 return
             self._admit(request, hit, num_new_tokens, plan, now)
 
@@ -246,7 +247,8 @@ class Scheduler:
         # Without chunks a cap would keep a longer prompt out for ever.
         if 0 < threshold < num_new_tokens and self.config.enable_chunked_prefill:
             num_new_tokens = threshold
-        return min(num_new_tokens, plan.token_budget)
+        budget = plan.token_budget
+        return min(num_new_tokens, budget if num_new_tokens == 1 else plan.prefill_budget, budget)
 
     def _mark_computed(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
         """The step just planned computes these tokens. Later steps, and hits on full blocks, build on it."""

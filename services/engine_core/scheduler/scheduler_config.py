@@ -18,6 +18,8 @@ class SchedulerConfig:
     max_queued_requests: int
     max_queued_tokens: int
     long_prefill_token_threshold: int = 0
+    # Tokens of prompts in a step that also decodes; 0 = no limit but the budget.
+    prefill_tokens_beside_decodes: int = 0
     enable_chunked_prefill: bool = True
     watermark: float = 0.0
     # Admit a request only when all of its known tokens fit, not only its first chunk.
@@ -37,6 +39,11 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_model_len "
                 f"({self.max_model_len}): without chunked prefill a full-length prompt would never be scheduled"
             )
+
+    def prefill_budget(self, has_decodes: bool) -> int:
+        """Prompts share a step with decodes in small parts alone, so that no token waits for a whole prompt."""
+        is_limited = has_decodes and self.prefill_tokens_beside_decodes > 0 and self.enable_chunked_prefill
+        return self.prefill_tokens_beside_decodes if is_limited else self.max_num_batched_tokens
 
     def allows_partial_prefill(self, num_partial_prefills: int) -> bool:
         """Whether a prompt may be begun without being finished in the same step, next to so many others."""

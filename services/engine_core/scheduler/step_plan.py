@@ -10,9 +10,11 @@ from engine_core.scheduler.request import RequestKey
 class StepPlan:
     """Grows request by request inside `Scheduler.schedule`, and becomes a SchedulerOutput."""
 
-    def __init__(self, step: int, token_budget: int) -> None:
+    def __init__(self, step: int, token_budget: int, prefill_budget: int) -> None:
         self.step = step
         self.token_budget = token_budget
+        # What is left of the token budget for requests that get several tokens.
+        self.prefill_budget = prefill_budget
         # A request did not get its blocks: whatever becomes free is for those that run already.
         self.is_short_of_blocks = False
         # Scheduled requests whose prompt will not be complete after this step.
@@ -24,19 +26,20 @@ class StepPlan:
 
     def add_new(self, data: NewRequestData, num_tokens: int) -> None:
         self._new_requests.append(data)
-        self._num_scheduled_tokens[data.key] = num_tokens
-        self.token_budget -= num_tokens
+        self._spend(data.key, num_tokens)
 
     def add_resumed(self, key: RequestKey, block_ids: BlockIds, num_computed_tokens: int, num_tokens: int) -> None:
         self._cached_requests.append(CachedRequestData(key, block_ids, num_computed_tokens, is_resumed=True))
-        self._num_scheduled_tokens[key] = num_tokens
-        self.token_budget -= num_tokens
+        self._spend(key, num_tokens)
 
     def add_running(self, key: RequestKey, block_ids: BlockIds, num_computed_tokens: int, num_tokens: int) -> None:
         if block_ids:
             self._cached_requests.append(CachedRequestData(key, block_ids, num_computed_tokens))
+        # Not through _spend: a call for each running request is felt.
         self._num_scheduled_tokens[key] = num_tokens
         self.token_budget -= num_tokens
+        if num_tokens > 1:
+            self.prefill_budget -= num_tokens
 
     def finish(self, finished_keys: list[RequestKey]) -> SchedulerOutput:
         return SchedulerOutput(
@@ -48,3 +51,9 @@ class StepPlan:
             finished_keys=finished_keys,
             grammar_keys=self.grammar_keys,
         )
+
+    def _spend(self, key: RequestKey, num_tokens: int) -> None:
+        self._num_scheduled_tokens[key] = num_tokens
+        self.token_budget -= num_tokens
+        if num_tokens > 1:
+            self.prefill_budget -= num_tokens

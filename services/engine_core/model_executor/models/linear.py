@@ -1,8 +1,8 @@
 """One matrix product of the native decoder, made of one or several of the loaded module.
 
 On a CPU with oneDNN the matrix is packed once into the layout its kernel reads, and the module's own copy is given up:
-nothing is held twice, but for the matrix of a tied embedding, which is read by rows too. `unpack` gives weights back when
-they themselves are wanted. Owner: the thread that runs the model.
+nothing is held twice, but for the matrix of a tied embedding, which is read by rows too. `unpack` gives weights back
+when they themselves are wanted. Owner: the thread that runs the model.
 """
 
 from __future__ import annotations
