@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from engine_core.model_executor.host_memory import available_bytes, parse_size
+from engine_core.model_executor.host_memory import available_bytes, parse_size, return_freed_memory
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,15 @@ def test_no_container_limit(tmp_path, limit):
         (tmp_path / "memory.max").write_text(limit)
         (tmp_path / "memory.current").write_text("1\n")
     assert 0 < available_bytes(tmp_path) <= psutil.virtual_memory().total
+
+
+def test_freed_memory_is_given_back():
+    process = psutil.Process()
+    # Small enough to come from the heap, which shrinks only from its end: that one stays in use.
+    blocks = [bytearray(100_000) for _ in range(2000)]
+    last = bytearray(100_000)
+    del blocks
+    held = process.memory_info().rss
+    return_freed_memory()
+    assert process.memory_info().rss < held - 100_000_000
+    assert len(last) == 100_000

@@ -1,8 +1,10 @@
-"""How much memory this process may still take, and sizes written like 2GiB. Reads the system; changes nothing."""
+"""How much memory this process may still take, what it can give back, and sizes written like 2GiB."""
 
 from __future__ import annotations
 
+import ctypes
 import re
+import sys
 from pathlib import Path
 
 import psutil
@@ -33,6 +35,15 @@ def available_bytes(cgroup: Path = _CGROUP) -> int:
         # No container, cgroup v1, or "max": the machine is the limit.
         return available
     return max(0, min(available, limit - used))
+
+
+def return_freed_memory() -> None:
+    """Give freed memory back to the system, as far as the C library can: behind loading, it has kept much of it."""
+    if sys.platform == "linux":
+        # glibc's own; musl keeps less and has none.
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def format_gib(num_bytes: float) -> str:

@@ -16,6 +16,7 @@ from engine_core.config import EngineSettings
 from engine_core.model_executor.decode_graphs import decode_graphs_for
 from engine_core.model_executor.device_thread import DeviceThread
 from engine_core.model_executor.executor import HEALTH_TIMEOUT_S, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
+from engine_core.model_executor.host_memory import return_freed_memory
 from engine_core.model_executor.kernels.choice import choose_kernels
 from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.kv_cache_size import determine_num_blocks
@@ -58,6 +59,7 @@ class InProcessExecutor:
         backend = choose_backend(settings, loaded, kernels, group)
         self._runner: ModelRunner | None = make_runner(backend, loaded, settings.max_num_seqs, kernels, group)
         self._runner.graphs = decode_graphs_for(settings, loaded, backend, kernels, group)
+        return_freed_memory()
         self._model_info = _describe(loaded, backend, kernels, self._runner)
         # The forward pass that is to be sampled from next.
         self._forward: Future[None] | None = None
