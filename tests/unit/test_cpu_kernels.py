@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,13 +23,15 @@ from fakes.kernel_cases import (
 from skips import require_program
 
 DTYPES = (torch.float32, torch.bfloat16)
-# Groups of 1, 3, 4 and 8; sizes that are multiples of every vector, of some, and of none.
+# Groups from 1 to 20; sizes that are multiples of every vector, of some, and of none.
 HEADS = (
     Heads(9, 3, 64),
     Heads(4, 4, 16),
     Heads(8, 1, 80),
     Heads(8, 2, 128),
     Heads(2, 1, 256),
+    Heads(16, 2, 64),
+    Heads(20, 1, 32),
     Heads(3, 1, 36),
     Heads(5, 1, 7),
 )
@@ -76,8 +80,8 @@ def test_attention_over_mixed_batches(kernel_sets, heads, dtype):
 )
 def test_long_contexts_are_shared_by_several_threads(kernel_sets, four_threads, sequences, dtype):
     """One kv head: fewer sequences than threads, so that they are cut along their context and merged."""
-    batch = Batch(sequences, Heads(4, 1, 64), dtype=dtype)
-    for kernels in kernel_sets:
+    for kernels, num_heads in itertools.product(kernel_sets, (4, 6)):
+        batch = Batch(sequences, Heads(num_heads, 1, 64), dtype=dtype)
         for options in (AttentionOptions(0.125), AttentionOptions(0.125, sliding_window=1000)):
             check_paged_attention(kernels, batch, options)
 

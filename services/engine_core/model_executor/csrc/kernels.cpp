@@ -8,27 +8,38 @@
 
 namespace {
 
-template <typename Product, typename T>
-void prefill(const Attention& attention, const PrefillTile& tile, char* scratch) {
-  Prefill<Product, T>(attention, tile, scratch).run();
-}
+// T is what the cache holds, Steps and Product how it is decoded and prefilled.
+template <typename Steps, typename Product, typename T>
+struct Set {
+  // A tile takes as long for one head as for 16: up to 4 heads vectors are faster. And it wants whole rows of 32 numbers.
+  static bool is_plain(const Attention& a) { return a.group() <= 4 || a.head_dim % 32 != 0; }
 
-template <typename Product, typename T>
-int64_t scratch_size(const Attention& attention) {
-  return larger(DecodeScratch<T>::size(attention), Prefill<Product, T>::size(attention));
-}
+  static int64_t scratch_size(const Attention& a) {
+    const int64_t steps = is_plain(a) ? VectorSteps<T>::size(a) : Steps::size(a);
+    return larger(DecodeState::size(a) + steps, Prefill<Product, T>::size(a));
+  }
 
-inline int64_t partial_size(const Attention& a) { return a.group() * (round_up(a.head_dim, 2 * kWidth) + 2); }
+  static void decode(const Attention& a, const DecodePart* parts, int64_t num_parts, char* scratch) {
+    if (is_plain(a))
+      decode_with<VectorSteps<T>>(a, parts, num_parts, scratch);
+    else
+      decode_with<Steps>(a, parts, num_parts, scratch);
+  }
 
-template <typename Product, typename T>
-const stepwire::Kernels* table() {
-  static const stepwire::Kernels kernels = {
-      add_rms_norm<T>, rope_and_cache<T>, act_mul<T>,          scratch_size<Product, T>,
-      decode<T>,       partial_size,      merge<T>,            prefill<Product, T>, tile_queries,
-      FewRows<Product, T>::multiply,      FewRows<Product, T>::kRows,
-  };
-  return &kernels;
-}
+  static int64_t partial_size(const Attention& a) { return a.group() * (DecodeState::padded_features(a) + 2); }
+
+  static void prefill(const Attention& a, const PrefillTile& tile, char* scratch) {
+    Prefill<Product, T>(a, tile, scratch).run();
+  }
+
+  static const stepwire::Kernels* table() {
+    static const stepwire::Kernels kernels = {
+        add_rms_norm<T>, rope_and_cache<T>, act_mul<T>, scratch_size, decode, partial_size, merge<T>, prefill,
+        tile_queries, FewRows<Product, T>::multiply, FewRows<Product, T>::kRows,
+    };
+    return &kernels;
+  }
+};
 
 }  // namespace
 
@@ -36,15 +47,17 @@ namespace stepwire {
 
 const Kernels* STEPWIRE_TABLE(bool is_bfloat16) {
 #if defined(__AVX512BF16__)
-  return is_bfloat16 ? table<DotProduct, bfloat16>() : table<FloatProduct, float>();
+  typedef DotProduct Product;
 #else
-  return is_bfloat16 ? table<FloatProduct, bfloat16>() : table<FloatProduct, float>();
+  typedef FloatProduct Product;
 #endif
+  return is_bfloat16 ? Set<VectorSteps<bfloat16>, Product, bfloat16>::table()
+                     : Set<VectorSteps<float>, FloatProduct, float>::table();
 }
 
 #if defined(__AMX_BF16__)
 const Kernels* amx_kernels(bool is_bfloat16) {
-  return is_bfloat16 ? table<TileProduct, bfloat16>() : table<FloatProduct, float>();
+  return is_bfloat16 ? Set<TileSteps, TileProduct, bfloat16>::table() : avx512_kernels(false);
 }
 #endif
 

@@ -5,10 +5,10 @@
 // kRows - 1 rows to spare.
 #pragma once
 
+#include "tile_config.h"
 #include "transpose.h"
 
 namespace {
-
 
 // to[d * ld + i] = rows[i * stride + d], for `count` rows and `dim` columns of Load's lanes.
 template <typename Load, typename T>
@@ -185,24 +185,16 @@ struct DotProduct : PairPacking {
 #endif
 
 #if defined(__AMX_BF16__)
-struct TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
 // With the tile unit: 2 x 2 tiles of 16 x 16 results at a time.
 struct TileProduct : PairPacking {
   static constexpr int64_t kRows = 32;
 
-  static void begin() {
-    const TileConfig config;
-    _tile_loadconfig(&config);
-  }
+  static void begin() { configure_tiles(TileConfig()); }
   static void end() { _tile_release(); }
 
   static void multiply(int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda, const float* b, int64_t ldb,
                        float* c, int64_t ldc, bool accumulate) {
+    finish_stores();
     for (int64_t i = 0; i < m; i += 32)
       for (int64_t j = 0; j < n; j += 32) square(k, a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc, accumulate);
   }
