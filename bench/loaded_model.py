@@ -8,7 +8,7 @@ from pathlib import Path
 from bench import engine_flags
 from engine_core.__main__ import load_model
 from engine_core.model_executor.model_source import resolve_model
-from engine_core.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from engine_core.scheduler.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import SamplingParams
 
 SESSION = "bench"
@@ -31,25 +31,19 @@ class LoadedModel:
     def begin(self, prompts: list[list[int]], num_output_tokens: int) -> float:
         """Compute the prompts in one step; returns its seconds. What ran before is dropped."""
         self._keys = [(SESSION, self._step * 1000 + index) for index in range(len(prompts))]
-        self._lengths = [len(prompt) for prompt in prompts]
         new, next_block = [], 1
         for key, prompt in zip(self._keys, prompts, strict=True):
             num_blocks = -(-(len(prompt) + num_output_tokens) // BLOCK_SIZE)
             block_ids = (list(range(next_block, next_block + num_blocks)),)
             next_block += num_blocks
             new.append(NewRequestData(key, prompt, [], SamplingParams(temperature=0.0), 0, (), block_ids, 0))
-        seconds = self._run(new, [], self._lengths)
+        seconds = self._run(new, [len(prompt) for prompt in prompts])
         self._finished = list(self._keys)
         return seconds
 
     def decode(self) -> float:
         """One token more for every request; returns the step's seconds."""
-        cached = [
-            CachedRequestData(key, (), num_tokens) for key, num_tokens in zip(self._keys, self._lengths, strict=True)
-        ]
-        seconds = self._run([], cached, [1] * len(cached))
-        self._lengths = [num_tokens + 1 for num_tokens in self._lengths]
-        return seconds
+        return self._run([], [1] * len(self._keys))
 
     @property
     def weight_bytes(self) -> int:
@@ -58,11 +52,11 @@ class LoadedModel:
     def close(self) -> None:
         self._executor.shutdown()
 
-    def _run(self, new: list[NewRequestData], cached: list[CachedRequestData], num_tokens: list[int]) -> float:
+    def _run(self, new: list[NewRequestData], num_tokens: list[int]) -> float:
         self._step += 1
         scheduled = dict(zip(self._keys, num_tokens, strict=True))
         finished, self._finished = (self._finished, []) if new else ([], self._finished)
-        step = SchedulerOutput(self._step, new, cached, scheduled, sum(num_tokens), finished)
+        step = SchedulerOutput(self._step, new, [], scheduled, sum(num_tokens), finished)
         started = time.perf_counter()
         self._executor.execute_model(step)
         output: ModelRunnerOutput = self._executor.sample_tokens(None).result()

@@ -36,12 +36,22 @@ class Row:
 
 
 def main(measure: Callable[[], Iterable[Row]]) -> None:
-    """The command line of one benchmark: a table, or with --json a line for each row as soon as it is measured."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true", help="one JSON line a row, for bench.run")
-    is_json = parser.parse_args().json
+    """The command line of one benchmark that has no other options."""
+    arguments = parser().parse_args()
+    report(measure(), is_json=arguments.json)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of every benchmark."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--json", action="store_true", help="one JSON line a row, for bench.run")
+    return options
+
+
+def report(found: Iterable[Row], *, is_json: bool) -> None:
+    """A table, or a JSON line for each row as soon as it is measured."""
     rows = []
-    for row in measure():
+    for row in found:
         rows.append(row)
         if is_json:
             sys.stdout.write(json.dumps(asdict(row)) + "\n")

@@ -18,7 +18,7 @@ from stepwire_client.load.summary import summarize
 from stepwire_client.load.workload import Lengths, LoadRequest, synthetic
 
 TARGET = 0.95
-CONCURRENCIES = (1, 8, 32)
+CONCURRENCIES = (1, 8, 32, 64)
 NUM_ROUNDS = 3
 INPUT, OUTPUT = Lengths(64, 64), Lengths(128, 128)
 VOCAB_SIZE = 49_000

@@ -42,8 +42,11 @@ def bf16_gguf() -> Path:
         if not source.exists():
             raise NotInstalledError(f"{source} is not there: set {GGUF}")
         made.parent.mkdir(parents=True, exist_ok=True)
-        command = [llama_program("llama-quantize"), "--allow-requantize", source, made, "BF16"]
+        # Half a file must not pass for a model in the next run.
+        partial = made.with_suffix(".partial")
+        command = [llama_program("llama-quantize"), "--allow-requantize", source, partial, "BF16"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        partial.replace(made)
     return made
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -24,10 +25,13 @@ from bench.peers.contestants import PROMPTS, Contestant, Figures
 from bench.peers.matches import Match, Session, sessions
 from bench.peers.places import NotInstalledError
 from bench.rows import Row
+from launcher.errors import LaunchError
 
 RESULTS = ROOT / "bench" / "results" / "peers.json"
 # On the way from one to the next the machine comes to rest.
 PAUSE_S = 1.0
+# What ends a session and no other one: something is not there, does not start, dies, or fails a request.
+FAILURES = (NotInstalledError, LaunchError, subprocess.SubprocessError, RuntimeError, OSError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +62,17 @@ def main() -> int:
     start = Look.now()
     for name in arguments.names or every:
         session = every[name].tiny() if arguments.tiny else every[name]
+        first = len(runs)
         try:
-            runs_of_session = list(play(session, arguments.rounds))
-        except (NotInstalledError, RuntimeError, OSError, ValueError) as error:
+            # What came before a failure stays in the list.
+            runs.extend(play(session, arguments.rounds))
+        except FAILURES as error:
             failures[name] = f"{type(error).__name__}: {error}"
             sys.stderr.write(f"{name}: {failures[name]}\n")
-            continue
-        runs += runs_of_session
-        found += compare(session.matches, runs_of_session)
-    _write(found, runs, failures, start.until(Look.now()))
+        else:
+            found += compare(session.matches, runs[first:])
+        # What was measured is kept, whatever becomes of the sessions after it.
+        _write(found, runs, failures, start.until(Look.now()))
     rows.show(found)
     return int(bool(failures))
 

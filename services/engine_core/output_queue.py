@@ -30,6 +30,15 @@ class _End:
     last: OutputMessage | None
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A message in the line."""
+
+    item: OutputMessage | _End
+    # Found out by who asks first: neither the loop nor the output thread needs it.
+    num_bytes: int = 0
+
+
 class Outbox:
     """Messages waiting for one stream. Put by any thread, taken by the output thread of the session.
 
@@ -41,7 +50,7 @@ class Outbox:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._clock = clock
-        self._waiting: deque[OutputMessage | _End] = deque()
+        self._waiting: deque[_Waiting] = deque()
         # Holds something whenever `_waiting` may.
         self._wake_ups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._last_taken = clock()
@@ -71,17 +80,21 @@ class Outbox:
     def _append(self, item: OutputMessage | _End) -> None:
         if not self._waiting:
             self._last_taken = self._clock()
-        self._waiting.append(item)
+        self._waiting.append(_Waiting(item))
+        if self._is_done:
+            # It came behind the end, and would wait for ever.
+            self._waiting.clear()
         self._wake_ups.put(None)
 
     def is_too_far_behind(self) -> bool:
         """More than the limit waits, or it waits longer than the limit: the session is to be cut.
 
-        Stays true once the outbox was cut, until its stream is over: the output thread may hang in a write.
+        Stays true once the outbox was cut, until its stream is over: the output thread may hang in a write. Called
+        again and again by one thread; each output is looked at once, however long it waits.
         """
         waiting = list(self._waiting)
         is_late = bool(waiting) and self._clock() - self._last_taken > self._max_age_s
-        return is_late or self._is_cut or sum(map(_size_of, waiting)) > self._max_bytes
+        return is_late or self._is_cut or sum(map(_num_bytes, waiting)) > self._max_bytes
 
     def take(self) -> list[OutputMessage] | None:
         """Wait for messages and take them all, outputs merged; None = the end."""
@@ -100,9 +113,11 @@ class Outbox:
         # Another thread may discard what waits: then there is nothing to pop, whatever was seen before.
         with contextlib.suppress(IndexError):
             while not self._is_done:
-                item = self._waiting.popleft()
+                item = self._waiting.popleft().item
                 if isinstance(item, _End):
                     self._is_done = True
+                    # Whoever adds behind this line looks at the mark above.
+                    self._waiting.clear()
                     messages += [] if item.last is None else [item.last]
                 else:
                     messages.append(item)
@@ -232,7 +247,8 @@ def _join(parts: Iterable[PackedLogprobs | None]) -> PackedLogprobs | None:
     return PackedLogprobs.join(rows) if rows else None
 
 
-def _size_of(message: OutputMessage | _End) -> int:
-    if not isinstance(message, EngineCoreOutputs):
-        return _MESSAGE_BYTES
-    return _MESSAGE_BYTES + size_of_all(message.outputs)
+def _num_bytes(waiting: _Waiting) -> int:
+    if not waiting.num_bytes:
+        item = waiting.item
+        waiting.num_bytes = _MESSAGE_BYTES + (size_of_all(item.outputs) if isinstance(item, EngineCoreOutputs) else 0)
+    return waiting.num_bytes

@@ -6,6 +6,7 @@ for example, would fail the forward pass and with it every other request.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from engine_core.resolved_config import ResolvedConfig
@@ -31,10 +32,11 @@ def _broken_promises(request: Request, config: ResolvedConfig) -> Iterator[str]:
         yield f"max_tokens: prompt and max_tokens are {request.max_num_tokens}; the limit is {config.max_model_len}"
     if stop.min_tokens > stop.max_tokens:
         yield f"min_tokens: {stop.min_tokens} is above max_tokens {stop.max_tokens}"
-    if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.repetition_penalty > 0):
+    if not (0 <= sampling.temperature < math.inf and 0 < sampling.top_p <= 1 and sampling.repetition_penalty > 0):
         yield (
             f"sampling: temperature {sampling.temperature}, top_p {sampling.top_p} and repetition_penalty "
-            f"{sampling.repetition_penalty} must be at least 0, in (0, 1] and above 0; defaults are not applied"
+            f"{sampling.repetition_penalty} must be at least 0 and finite, in (0, 1] and above 0; "
+            "defaults are not applied"
         )
     if stop.repetition is not None and stop.repetition.min_repeats < 2:
         yield f"repetition_detection.min_repeats: {stop.repetition.min_repeats} is below 2"

@@ -37,7 +37,6 @@ from stepwire.packed_logprobs import PackedLogprobs
 from stepwire.v1 import common_pb2
 
 PROTOCOL_VERSION = 1
-# The name of a feature in Ready.
 
 _NS = 1_000_000_000
 _MAX_UINT32 = 2**32 - 1

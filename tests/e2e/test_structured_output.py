@@ -18,6 +18,7 @@ from grpc_status import rpc_status
 from core_driver import CoreDriver
 from engine_core.scheduler.grammar import GRAMMAR_KINDS, GrammarSpec
 from engine_core.scheduler.output import FinishReason
+from engine_core.scheduler.request import SamplingParams
 from running_stack import SERVING, Frontend, Service, running_stack
 from stepwire.v1 import common_pb2, model_service_pb2
 from stepwire.v1.generation_service_pb2 import GenerateRequest
@@ -209,3 +210,19 @@ def test_preemption_in_a_tiny_cache_changes_no_answer(embedded_model_dir: Path) 
     tokens, num_preemptions = run(num_blocks=13)
     assert num_preemptions > 0
     assert tokens == expected
+
+
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9}, {"top_k": 50}], ids=str)
+def test_allowed_ids_outside_the_grammar_end_that_request_alone(
+    embedded_model_dir: Path, truncation: dict[str, Any]
+) -> None:
+    driver = CoreDriver(embedded_model_dir, num_blocks=64)
+    prompt, digits = range(1000, 1020), GrammarSpec("regex", "[0-9]{3}")
+    # Among special tokens there is no digit.
+    nothing_left = SamplingParams(temperature=1.0, allowed_token_ids=(3, 4), seed=1, **truncation)
+    refused = driver.add(prompt, 8, nothing_left, grammar_spec=digits, eos_token_ids=frozenset({2}))
+    beside = driver.add(prompt, 8, SamplingParams(temperature=1.0, seed=2, **truncation))
+    driver.run()
+    driver.core.shutdown()
+    assert driver.finishes == {refused: FinishReason.ERROR, beside: FinishReason.LENGTH}
+    assert (len(driver.tokens[refused]), len(driver.tokens[beside])) == (0, 8)

@@ -170,6 +170,12 @@ def test_a_handle_sent_again_is_ignored(engine: RunningEngine) -> None:
             "256",
         ),
         ({"sampling": pb.EngineSamplingParams()}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "top_p"),
+        (
+            {"sampling": pb.EngineSamplingParams(temperature=float("inf"), top_p=1, repetition_penalty=1)},
+            pb.ENGINE_FINISH_REASON_REJECTED,
+            "FIELD_INVALID",
+            "temperature inf",
+        ),
         ({"queue_deadline_in_us": 1, "age_us": 5}, pb.ENGINE_FINISH_REASON_ERROR, "QUEUE_TIMEOUT", "queue timeout"),
         ({"deadline_in_us": 1}, pb.ENGINE_FINISH_REASON_ERROR, "DEADLINE", "deadline"),
     ],

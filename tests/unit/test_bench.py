@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import Future
 from dataclasses import asdict
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
-from bench import machine_noise, run
+from bench import growth, loaded_model, machine_noise, run, whole_service
 from bench.machine_noise import Look, Noise
 from bench.packed_floor import _shapes
 from bench.rows import Row, read
+from bench.service_overhead import ServiceCost
+from engine_core.scheduler.output import ModelRunnerOutput
 
 
 @pytest.mark.parametrize(
@@ -93,3 +98,50 @@ def test_the_floor_has_every_product_of_a_step():
     assert len(shapes) == 4 * 30 + 1
     # The parameters of SmolLM2-135M but for its norms.
     assert sum(outputs * inputs for outputs, inputs in shapes) == pytest.approx(134.5e6, rel=0.001)
+
+
+def test_a_figure_that_was_not_measured_meets_no_target():
+    cost = ServiceCost(1.0, 1.0, 1.0, 1.0, 1.0, {63: 100.0, 64: 200.0}, 0.0, 0.0)
+    assert cost.loop_us(64) == 200.0
+    with pytest.raises(RuntimeError, match="no step had 65 requests"):
+        cost.loop_us(65)
+
+
+@pytest.mark.parametrize(("arguments", "picture"), [([], growth.PICTURE), (["--document"], growth.DOCUMENT)])
+def test_the_picture_of_the_documents_is_drawn_only_when_asked(monkeypatch, arguments, picture):
+    drawn = []
+    monkeypatch.setattr(sys, "argv", ["growth", "--json", *arguments])
+    monkeypatch.setattr(growth, "measure", lambda picture: drawn.append(picture) or [])
+    growth.main()
+    assert drawn == [picture]
+
+
+def test_what_a_run_draws_is_not_in_the_repository():
+    root = growth.engine_flags.ROOT
+    assert "/bench/results/" in (root / ".gitignore").read_text().splitlines()
+    assert growth.PICTURE.parent == root / "bench" / "results"
+
+
+def test_the_whole_service_is_measured_at_every_concurrency_of_w1():
+    assert whole_service.CONCURRENCIES == (1, 8, 32, 64)
+
+
+def test_a_model_that_is_driven_directly_gets_what_the_scheduler_sends(monkeypatch, tmp_path):
+    executor = Mock()
+    executor.sample_tokens.side_effect = lambda bitmask: _done(ModelRunnerOutput([], [[5], [5]]))
+    monkeypatch.setattr(loaded_model, "load_model", lambda *arguments: SimpleNamespace(executor=executor))
+    monkeypatch.setattr(loaded_model, "resolve_model", lambda *arguments: SimpleNamespace(path=tmp_path))
+    model = loaded_model.LoadedModel()
+    model.begin([[1, 2, 3], [4]], 2)
+    model.decode()
+    prefill, decode = (call.args[0] for call in executor.execute_model.call_args_list)
+    assert list(prefill.num_scheduled_tokens.values()) == [3, 1]
+    # All blocks were sent with the prompts: requests that only go on are in the counts alone.
+    assert (decode.new_requests, decode.cached_requests) == ([], [])
+    assert list(decode.num_scheduled_tokens.values()) == [1, 1]
+
+
+def _done(output: ModelRunnerOutput) -> Future[ModelRunnerOutput]:
+    future: Future[ModelRunnerOutput] = Future()
+    future.set_result(output)
+    return future

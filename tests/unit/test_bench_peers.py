@@ -6,7 +6,7 @@ import json
 import stat
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from bench.peers.matches import Match, Session
 from bench.peers.places import NotInstalledError
 from bench.peers.tasks import Task
 from bench.rows import Row
+from launcher.errors import LaunchError
 
 CLEAN, NOISY = Noise(0.0, 0.0), Noise(50.0, 0.0)
 SHORT = Match("a", "b", "W1", "c=2", Task("short", 0, 2, 8), 1.5)
@@ -86,6 +87,86 @@ def test_rounds_that_were_not_clean_count_only_when_there_is_no_other():
     assert (ratio.case, ratio.value) == ("c=2 [3.00..3.00]", 3.0)
     [ratio, *_] = run.compare([SHORT], runs_of([NOISY, NOISY], *speeds))
     assert (ratio.case, ratio.value) == ("c=2 [2.00..3.00] NOT CLEAN", 2.5)
+
+
+class Failing(Scripted):
+    """Answers once, and fails then."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__("b", [10.0], [])
+        self._error = error
+
+    def measure(self, task: Task) -> list[contestants.Figures]:
+        if not self._asked:
+            return super().measure(task)
+        raise self._error
+
+
+def failing_session(error: BaseException, *, at_start: bool = False) -> Session:
+    @contextmanager
+    def start():
+        if at_start:
+            raise error
+        yield Failing(error)
+
+    session = session_of([], [SHORT], a=[20.0] * 3)
+    return Session({**session.contestants, "b": start}, session.matches)
+
+
+def run_main(monkeypatch, tmp_path: Path, sessions: dict[str, Session]) -> dict[str, object]:
+    monkeypatch.setattr(run, "sessions", lambda: sessions)
+    monkeypatch.setattr(run, "PROMPTS", tmp_path / "prompts.json")
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "peers.json")
+    monkeypatch.setattr(sys, "argv", ["run"])
+    with suppress(KeyboardInterrupt):
+        assert run.main() == 1
+    return json.loads((tmp_path / "peers.json").read_text())
+
+
+@pytest.mark.parametrize("at_start", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [
+        subprocess.CalledProcessError(1, "bench"),
+        LaunchError("engine core has ended"),
+        RuntimeError("a driver has ended"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_contestant_that_fails_ends_its_session_alone(monkeypatch, tmp_path, error, at_start):
+    good = [session_of([], [SHORT], a=[20.0] * 3, b=[10.0] * 3) for _ in range(2)]
+    sessions = {"first": good[0], "broken": failing_session(error, at_start=at_start), "last": good[1]}
+    content = run_main(monkeypatch, tmp_path, sessions)
+    assert content["failures"] == {"broken": f"{type(error).__name__}: {error}"}
+    assert [row["value"] for row in content["rows"]] == [2.0, 20.0, 10.0] * 2
+    # Of the broken session the answers that came are kept: both of round 0, none of round 1, which b begins.
+    assert len(content["runs"]) == 12 + (0 if at_start else 2)
+
+
+def test_what_was_measured_is_written_before_the_next_session_begins(monkeypatch, tmp_path):
+    sessions = {
+        "first": session_of([], [SHORT], a=[20.0] * 3, b=[10.0] * 3),
+        "broken": failing_session(RuntimeError("boom")),
+        "interrupted": failing_session(KeyboardInterrupt()),
+    }
+    content = run_main(monkeypatch, tmp_path, sessions)
+    assert len(content["rows"]) == 3
+    assert content["failures"] == {"broken": "RuntimeError: boom"}
+
+
+def test_a_model_that_was_made_by_half_is_made_again(monkeypatch, tmp_path):
+    program = tmp_path / "llama-quantize"
+    program.write_text('#!/bin/sh\necho half > "$3"\nexit 1\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    source = tmp_path / "source.gguf"
+    source.touch()
+    monkeypatch.setenv(places.LLAMA_BIN, str(tmp_path))
+    monkeypatch.setenv(places.GGUF, str(source))
+    monkeypatch.setattr(places.engine_flags, "BUILD", tmp_path / "build")
+    with pytest.raises(subprocess.CalledProcessError):
+        places.bf16_gguf()
+    program.write_text('#!/bin/sh\necho whole > "$3"\n')
+    assert places.bf16_gguf().read_text() == "whole\n"
 
 
 def test_every_task_has_its_prompts_in_every_round(tmp_path, monkeypatch):

@@ -152,6 +152,7 @@ def test_the_table_shows_throughput_and_percentiles(server):
         (["--rate", "inf"], "above 0"),
         (["--rate", "nan"], "above 0"),
         (["--input-len", "5:4"], "5:4"),
+        (["--vocab-size", "10"], "at least 11"),
         (["--input-len", "5:9", "--shared-prefix-len", "5"], "below --input-len"),
     ],
 )
@@ -201,6 +202,24 @@ def test_http_tokens_are_counted_without_usage_too(http_server):
     assert (row["output_tokens"], row["failed"]) == (3, 0)
 
 
+def test_http_events_may_have_null_choices(http_server):
+    usage = {"choices": None, "usage": {"completion_tokens": 2}}
+    http_server.events = [token_event("ab"), token_event("", "stop"), usage, "[DONE]"]
+    [row] = lines(run("--url", http_server.url, "--concurrency", "1", "--json"))
+    assert (row["output_tokens"], row["failed"]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "content", [{"own": [[1]]}, {"shared": [1]}, {"shared": 1, "own": [2]}, [1], ["a"], [[]]], ids=str
+)
+def test_a_prompts_file_that_is_none_is_said_before_anything_is_sent(server, prompts, content):
+    prompts.write_text(json.dumps({"short": content}))
+    result = run("--target", server.target, "--prompts", str(prompts))
+    assert result.exit_code == 2
+    assert "'short'" in result.stderr
+    assert server.requests == []
+
+
 @pytest.mark.parametrize(
     ("events", "reason"),
     [
@@ -209,6 +228,14 @@ def test_http_tokens_are_counted_without_usage_too(http_server):
         (["{oops"], "BAD_EVENT"),
         ([token_event("a", "abort"), "[DONE]"], "FINISH_REASON_ABORT"),
         ([token_event("", "stop"), "[DONE]"], "NO_TOKENS"),
+        ([{"choices": None}, "[DONE]"], "INCOMPLETE"),
+        ([{"choices": [None]}], "BAD_EVENT"),
+        ([{"choices": 7}], "BAD_EVENT"),
+        ([token_event("a", "stop"), {"choices": [], "usage": {"prompt_tokens": 3}}], "BAD_EVENT"),
+        ([{"choices": [], "usage": {"completion_tokens": "many"}}], "BAD_EVENT"),
+        ([{"choices": [], "usage": "much"}], "BAD_EVENT"),
+        ([token_event("a" * 2**20, "stop"), "[DONE]"], "BAD_EVENT"),
+        ([{"choices": [{"text": "a", "finish_reason": ["stop"]}]}], "FINISH_REASON_['STOP']"),
     ],
 )
 def test_http_failures_in_the_stream_are_counted(http_server, events, reason):

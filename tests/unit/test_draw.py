@@ -20,6 +20,13 @@ def peaked_logits(num_rows: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 4
 
 
+def flat_logits(num_rows: int) -> torch.Tensor:
+    """A power law over shuffled ids: far more tokens than candidates matter."""
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.stack([torch.randperm(VOCAB_SIZE, generator=generator) for _ in range(num_rows)])
+    return -torch.log(ranks + 1.0)
+
+
 def draws_of(num_rows: int, **sampling) -> Draws:
     records = [sampling_record(SamplingParams(seed=seed, **sampling)) for seed in range(num_rows)]
     return Draws.of(np.array(records, dtype=SAMPLING_DTYPE), np.arange(num_rows))
@@ -47,6 +54,31 @@ def test_equals_the_draw_from_all(sampling):
     covered = found != NOT_COVERED
     assert torch.equal(found[covered], expected[covered])
     assert covered.float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_covered"),
+    [
+        # Min-p leaves all candidates and drops most of what lies outside, which top-p must not count.
+        ({"min_p": 5e-4, "top_p": 0.5}, True),
+        ({"min_p": 5e-4, "top_p": 0.7, "temperature": 0.9}, True),
+        ({"top_p": 0.4}, True),
+        # Top-k drops tokens outside whose mass nobody knows.
+        ({"top_k": 900, "top_p": 0.5}, False),
+        ({"top_k": 600, "top_p": 0.5, "min_p": 1e-4}, False),
+        ({"top_k": VOCAB_SIZE, "top_p": 0.4}, True),
+    ],
+    ids=str,
+)
+def test_top_p_counts_only_what_the_other_rules_leave(sampling, is_covered):
+    logits, draws = flat_logits(200), draws_of(200, **sampling)
+    expected = draw_from_all(logits, draws)
+    found = draw(logits, draws)
+    covered = found != NOT_COVERED
+    assert torch.equal(found[covered], expected[covered])
+    assert bool(covered.float().mean() > 0.9) is is_covered
+    rows = [random_row(seed=seed, num_output=seed, **sampling) for seed in range(200)]
+    assert sample(logits, make_batch(rows)).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("sampling", [{"top_p": 0.99999}, {"top_k": 5000}, {"top_k": 20_001, "top_p": 0.99}], ids=str)

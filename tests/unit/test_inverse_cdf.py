@@ -25,3 +25,11 @@ def test_the_ends_of_the_interval_are_possible_tokens(number):
     weights[0, [70, 199]] = 1.0
     found = invert_wide_cdf(weights, group_sums(weights), torch.tensor([number], dtype=torch.float64))
     assert found.tolist() == [70 if number < 0.5 else 199]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 65, 1000])
+@pytest.mark.parametrize("weight", [float("nan"), 0.0])
+def test_weights_without_any_possible_token_give_an_id_of_the_vocabulary(vocab_size, weight):
+    weights = torch.full((1, vocab_size), weight)
+    [token_id] = invert_wide_cdf(weights, group_sums(weights), torch.tensor([0.5], dtype=torch.float64)).tolist()
+    assert 0 <= token_id < vocab_size

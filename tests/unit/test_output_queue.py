@@ -199,6 +199,49 @@ def test_a_session_is_too_far_behind_by_bytes(output_queue: OutputQueue) -> None
     assert output_queue.too_far_behind() == ["s"]
 
 
+def test_each_output_is_looked_at_once_however_often_it_is_asked(
+    output_queue: OutputQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[int] = []
+
+    def size_of_all(outputs: list[EngineCoreOutput]) -> int:
+        looked_at.append(outputs[0].key[1])
+        return 100 * len(outputs)
+
+    monkeypatch.setattr("engine_core.output_queue.size_of_all", size_of_all)
+    outbox = output_queue.attach("s")
+    for handle in range(4):
+        output_queue.put("s", batch(handle, tokens(handle, 10)))
+        assert output_queue.too_far_behind() == output_queue.too_far_behind() == []
+    assert looked_at == [0, 1, 2, 3]
+    outbox.take()
+    output_queue.put("s", batch(4, tokens(4, 10)))
+    output_queue.put("s", batch(5, *(tokens(5, 10) for _ in range(9))))
+    assert output_queue.too_far_behind() == ["s"]
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_what_comes_behind_the_end_does_not_wait(output_queue: OutputQueue, clock: Clock, is_taken: bool) -> None:
+    taken: list[object] = []
+
+    class EndingClock(Clock):
+        """Asked by a `put` that has looked whether the outbox has ended, and found that it has not."""
+
+        def __call__(self) -> float:
+            if not outbox._is_ended:
+                outbox.end()
+                taken.extend([outbox.take()] if is_taken else [])
+            return clock()
+
+    outbox = output_queue.attach("s")
+    outbox._clock = EndingClock()
+    output_queue.put("s", Pong(1, False, 0))
+    assert [*taken, outbox.take()][0] is None
+    assert len(outbox) == 0
+    clock.now = 100.0
+    assert output_queue.too_far_behind() == []
+
+
 def test_a_session_is_too_far_behind_by_time_since_the_first_unread_message(
     output_queue: OutputQueue, clock: Clock
 ) -> None:

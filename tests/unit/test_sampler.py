@@ -121,6 +121,14 @@ def test_low_temperature_is_greedy_in_effect():
     assert sample(logits.clone(), batch).tolist() == logits.argmax(dim=-1).tolist()
 
 
+@pytest.mark.parametrize("temperature", [1e-4, 1e-40])
+def test_the_coldest_temperatures_are_greedy_in_any_vocabulary(temperature):
+    logits = torch.randn(20, 20_001, generator=torch.Generator().manual_seed(2)).mul(20)
+    for sampling in ({}, {"top_p": 0.9}):
+        rows = [random_row(temperature=temperature, seed=seed, **sampling) for seed in range(20)]
+        assert sample(logits.clone(), make_batch(rows)).tolist() == logits.argmax(dim=-1).tolist()
+
+
 class TestInvertCdf:
     def test_walks_in_id_order(self):
         probabilities = torch.tensor([[0.25, 0.5, 0.25]], dtype=torch.float64)

@@ -21,7 +21,7 @@ from stepwire_client.load.grpc_target import GrpcTarget
 from stepwire_client.load.plan import Plan
 from stepwire_client.load.reply import RequestFailed, Target
 from stepwire_client.load.summary import Row, summarize
-from stepwire_client.load.workload import Lengths, from_prompts, read_prompts, synthetic
+from stepwire_client.load.workload import MIN_VOCAB_SIZE, Lengths, from_prompts, read_prompts, synthetic
 
 _WARM_UP_ANSWER = Lengths(8, 8)
 
@@ -59,6 +59,8 @@ def bench(
         raise typer.BadParameter("--shared-prefix-len must be below --input-len: each prompt has an end of its own")
     given = None if prompts is None else _read(prompts, kind)
     vocab_size = vocab_size or (opt.DEFAULT_VOCAB_SIZE if url else _vocab_size(target, model))
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise typer.BadParameter(f"--vocab-size {vocab_size}: random prompts need at least {MIN_VOCAB_SIZE}")
     if given is None:
         requests = synthetic(input_lengths, output_lengths, shared_prefix_len, vocab_size, str(seed))
     else:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 
 from stepwire_client.load.reply import Reply, RequestFailed
 from stepwire_client.load.workload import LoadRequest
@@ -45,6 +46,9 @@ class HttpTarget:
             raise RequestFailed("DEADLINE") from error
         except aiohttp.ClientError as error:
             raise RequestFailed(type(error).__name__, str(error)) from error
+        except (HttpProcessingError, ValueError) as error:
+            # A line longer than aiohttp's buffer, which is far more than an event of one token.
+            raise RequestFailed("BAD_EVENT", f"the stream can not be read: {error}") from error
 
     async def close(self) -> None:
         await self._session.close()
@@ -59,19 +63,31 @@ async def _read_events(lines: aiohttp.StreamReader, reply: Reply) -> None:
         if data == _DONE:
             break
         event = _decode(data)
-        if usage := event.get("usage"):
-            reply.num_tokens = usage["completion_tokens"]
-        for choice in event.get("choices", ()):
-            # An empty text is a token too (half a character), unless the event only tells the end.
-            if choice.get("text") or not choice.get("finish_reason"):
-                reply.chunk_times.append(time.perf_counter())
-            finish_reason = choice.get("finish_reason") or finish_reason
+        try:
+            finish_reason = _read_event(event, reply) or finish_reason
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise RequestFailed("BAD_EVENT", f"an event is no completion: {str(event)[:400]}") from error
     if finish_reason is None:
         raise RequestFailed("INCOMPLETE", "the stream ended without a finish reason")
     if finish_reason not in _COMPLETE:
         raise RequestFailed(f"FINISH_REASON_{finish_reason.upper()}")
     # A server that tells no usage is taken to send one token an event.
     reply.num_tokens = reply.num_tokens or len(reply.chunk_times)
+
+
+def _read_event(event: dict[str, Any], reply: Reply) -> str | None:
+    """Note its tokens; returns the finish reason, if it tells one."""
+    finish_reason = None
+    if usage := event.get("usage"):
+        reply.num_tokens = int(usage["completion_tokens"])
+    # Null is as good as none.
+    for choice in event.get("choices") or ():
+        # An empty text is a token too (half a character), unless the event only tells the end.
+        if choice.get("text") or not choice.get("finish_reason"):
+            reply.chunk_times.append(time.perf_counter())
+        if choice.get("finish_reason"):
+            finish_reason = str(choice["finish_reason"])
+    return finish_reason
 
 
 def _decode(data: bytes) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Self
 
 # The lowest ids are the special tokens of most vocabularies.
 _FIRST_TOKEN_ID = 10
+MIN_VOCAB_SIZE = _FIRST_TOKEN_ID + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,10 @@ class Lengths:
 def synthetic(
     input_lengths: Lengths, output_lengths: Lengths, shared_prefix_len: int, vocab_size: int, seed: str
 ) -> Iterator[LoadRequest]:
-    """Endless random prompts, each of its own but for the shared prefix, which counts in the input length."""
+    """Endless random prompts, each of its own but for the shared prefix, which counts in the input length.
+
+    `vocab_size` from MIN_VOCAB_SIZE on.
+    """
     rng = random.Random(seed)
     token_ids = range(_FIRST_TOKEN_ID, vocab_size)
     shared = rng.choices(token_ids, k=shared_prefix_len)
@@ -75,6 +79,14 @@ def read_prompts(path: Path, kind: str) -> list[list[int]]:
     if not isinstance(content, dict) or not content.get(kind):
         raise ValueError(f"{path} is no JSON object with prompts of kind {kind!r}")
     prompts = content[kind]
-    if isinstance(prompts, dict):
-        prompts = [prompts["shared"] + own for own in prompts["own"]]
-    return [[int(token_id) for token_id in prompt] for prompt in prompts]
+    try:
+        if isinstance(prompts, dict):
+            prompts = [prompts["shared"] + own for own in prompts["own"]]
+        token_ids = [[int(token_id) for token_id in prompt] for prompt in prompts]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: {kind!r} is neither lists of token ids nor a `shared` list with `own` ones"
+        ) from error
+    if not token_ids or not all(token_ids):
+        raise ValueError(f"{path}: {kind!r} holds no prompt, or an empty one")
+    return token_ids

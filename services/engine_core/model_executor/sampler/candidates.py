@@ -46,7 +46,8 @@ def _above_bounds(logits: np.ndarray, bounds: np.ndarray) -> Candidates:
     """For a CPU: a comparison of all values costs a fifth of a top-k."""
     lowest = np.maximum(bounds, np.finfo(np.float32).min)
     found = [np.flatnonzero(row >= bound) for row, bound in zip(logits, lowest, strict=True)]
-    width = max(map(len, found))
+    # Of a row that rules forbid whole, or that is no numbers, nothing is found; it must cost nobody else the step.
+    width = max(1, *map(len, found))
     token_ids = np.zeros((len(found), width), dtype=np.int64)
     values = np.full((len(found), width), _FORBIDDEN)
     for row, ids in enumerate(found):

@@ -75,9 +75,6 @@ def draw_from_all(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
 def _draw_untruncated(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     """Without top-k and top-p; min-p needs no order."""
     weights = _weights(logits, logits.amax(dim=-1, keepdim=True), draws)
-    min_p = draws.params["min_p"]
-    if min_p.any():
-        weights.masked_fill_(weights < _column(min_p.astype(np.float32), logits), 0)
     return invert_wide_cdf(weights, group_sums(weights), on_device(draws.numbers, logits.device))
 
 
@@ -88,13 +85,15 @@ def _draw_from_candidates(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     apply_min_p(scaled, draws.params["min_p"])
     apply_top_k(scaled, draws.params["top_k"])
     outside = _mass_outside(logits, draws, candidates)
+    # What is left by now of tokens that are no candidates is known only where top-k does not count them.
+    is_known = _is_covered(scaled, bounds) | on_device(_is_unlimited(draws, logits), logits.device)
     if outside is not None:
         outside = torch.where(_is_covered(scaled, bounds), 0.0, outside)
     apply_top_p(scaled, draws.params["top_p"], outside)
     weights = (scaled - scaled.amax(dim=-1, keepdim=True)).exp()
     places = invert_cdf(weights, on_device(draws.numbers, logits.device))
     token_ids = candidates.token_ids.gather(1, places[:, None])[:, 0]
-    return torch.where(_is_covered(scaled, bounds), token_ids, NOT_COVERED)
+    return torch.where(_is_covered(scaled, bounds) & is_known, token_ids, NOT_COVERED)
 
 
 def _is_covered(scaled: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
@@ -106,10 +105,9 @@ def _is_covered(scaled: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
 def _mass_outside(logits: torch.Tensor, draws: Draws, candidates: Candidates) -> torch.Tensor | None:
     """Weight of the tokens that are no candidates, float64 [R], where that of the likeliest one is 1.
 
-    None when nobody asks: without top-p, and when top-k leaves candidates only.
+    Of rows whose min-p drops no candidate and whose top-k drops nothing; None when there are no such rows with top-p.
     """
-    top_k = draws.params["top_k"]
-    asks = (draws.params["top_p"] < 1) & ((top_k == 0) | (top_k >= NUM_CANDIDATES))
+    asks = (draws.params["top_p"] < 1) & _is_unlimited(draws, logits)
     if logits.shape[-1] <= NUM_CANDIDATES or not asks.any():
         return None
     maxima = candidates.logits.amax(dim=-1, keepdim=True)
@@ -118,10 +116,21 @@ def _mass_outside(logits: torch.Tensor, draws: Draws, candidates: Candidates) ->
     return (total - inside.sum(dim=-1)).clamp(min=0)
 
 
+def _is_unlimited(draws: Draws, logits: torch.Tensor) -> np.ndarray:
+    """Whether top-k drops nothing of a row, [R]."""
+    top_k = draws.params["top_k"]
+    is_unlimited: np.ndarray = (top_k <= 0) | (top_k >= logits.shape[-1])
+    return is_unlimited
+
+
 def _weights(logits: torch.Tensor, maxima: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """float32 [R, V]: 1 for the likeliest token of a row. maxima: float32 [R, 1]."""
+    """float32 [R, V]: 1 for the likeliest token of a row, 0 below its min-p. maxima: float32 [R, 1]."""
     scales = _column((1 / draws.params["temperature"]).astype(np.float32), logits)
-    return (logits - maxima).mul_(scales).exp_()
+    weights = (logits - maxima).mul_(scales).exp_()
+    min_p = draws.params["min_p"]
+    if min_p.any():
+        weights.masked_fill_(weights < _column(min_p.astype(np.float32), logits), 0)
+    return weights
 
 
 def _column(values: np.ndarray, like: torch.Tensor) -> torch.Tensor:

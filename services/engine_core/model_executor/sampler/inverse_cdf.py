@@ -41,7 +41,9 @@ def invert_wide_cdf(weights: torch.Tensor, sums: torch.Tensor, numbers: torch.Te
     # What is left of the number, as a share of the group.
     rest = ((numbers[:, None] * cumulative[:, -1:] - passed) / mass).clamp(0, 1)
     members = _grouped(weights).gather(1, group[:, :, None].expand(-1, -1, _GROUP))[:, 0]
-    return group[:, 0] * _GROUP + invert_cdf(members.double(), rest[:, 0])
+    token_ids = group[:, 0] * _GROUP + invert_cdf(members.double(), rest[:, 0])
+    # The last possible of weights that are no numbers may be one of the last group's missing members.
+    return token_ids.clamp(max=weights.shape[-1] - 1)
 
 
 def _grouped(weights: torch.Tensor) -> torch.Tensor:

@@ -24,9 +24,14 @@ SAMPLING_DTYPE = np.dtype(
 )
 
 
+# Colder than that is the arg-max, and its reciprocal has to be a float32.
+_LEAST_TEMPERATURE = 1e-4
+
+
 def sampling_record(sampling: SamplingParams) -> tuple[float, float, float, int, int]:
     """A row of SAMPLING_DTYPE. A negative seed is another name for the same 64 bits."""
-    return (sampling.temperature, sampling.top_p, sampling.min_p, sampling.top_k, sampling.seed & (2**64 - 1))
+    temperature = max(sampling.temperature, _LEAST_TEMPERATURE) if sampling.temperature > 0 else 0.0
+    return (temperature, sampling.top_p, sampling.min_p, sampling.top_k, sampling.seed & (2**64 - 1))
 
 
 @dataclass(frozen=True, slots=True)
