@@ -49,7 +49,7 @@ struct Int8Product {
   const float* scales;
   const int32_t* sums;  // with padding
   void* out;
-  // The rows as int8 [rows, padded_depth], and their scales: `quantize` writes them.
+  // The rows as int8 [rows, coarse and fine, padded_depth], and their scales: `quantize` writes them.
   int8_t* quantized;
   float* row_scales;
   int64_t rows, columns, depth, padded_depth;

@@ -274,11 +274,11 @@ Tensor multiply_int8(const Tensor& x, const Tensor& weight, const Tensor& scales
   check_bias(bias, x, columns);
   Tensor out = at::empty({rows, columns}, x.options());
   // Memory of the thread that calls, read by all of them.
-  char* memory = scratch(rows * (padded + sizeof(float)));
+  char* memory = scratch(rows * (2 * padded + sizeof(float)));
   const Int8Product product{x.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr,
                             weight.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(),
                             sums.const_data_ptr<int32_t>(), out.mutable_data_ptr(), (int8_t*)memory,
-                            (float*)(memory + rows * padded), rows, columns, depth, padded};
+                            (float*)(memory + rows * 2 * padded), rows, columns, depth, padded};
   at::parallel_for(0, rows, std::max<int64_t>(1, kNumbersPerThread / padded),
                    [&](int64_t begin, int64_t end) { kernels.quantize(product, begin, end); });
   at::parallel_for(0, panels, std::max<int64_t>(1, kNumbersPerThread / (32 * padded)),
