@@ -14,10 +14,9 @@ using stepwire::Int8Product;
 constexpr int64_t kInt8Columns = 32, kInt8Depth = 64;
 constexpr float kFine = 254;
 
+#if defined(__AVX512VNNI__)
 inline void store_bytes(int8_t* to, IntVec numbers, int64_t count) {
-  typedef int8_t ByteVec __attribute__((vector_size(kWidth)));
-  const ByteVec bytes = __builtin_convertvector(numbers, ByteVec);
-  memcpy(to, &bytes, count);
+  _mm512_mask_cvtepi32_storeu_epi8(to, (__mmask16)((1 << count) - 1), (__m512i)numbers);
 }
 
 // Rows of x to int8, and the scales of their fine ones: the largest number becomes 127.
@@ -66,7 +65,6 @@ inline IntVec load_ints(const void* from) {
   return result;
 }
 
-#if defined(__AVX512VNNI__)
 // The instruction multiplies unsigned with signed numbers: to the former 128 is added, and taken off in the end.
 constexpr int kExcess = 128;
 
@@ -117,7 +115,9 @@ void multiply_int8(const Int8Product& p, int64_t begin, int64_t end) {
 }
 
 #else
-// Without such an instruction it would be slower than what it replaces.
+// Without such instructions it would be slower than what it replaces.
+template <typename T>
+constexpr void (*quantize)(const Int8Product&, int64_t, int64_t) = nullptr;
 template <typename T>
 constexpr void (*multiply_int8)(const Int8Product&, int64_t, int64_t) = nullptr;
 #endif

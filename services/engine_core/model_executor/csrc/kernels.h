@@ -99,7 +99,7 @@ struct Kernels {
   void (*multiply_packed)(const PackedProduct&, int64_t begin, int64_t end);
   // Up to so many rows it is meant for: then the time goes into reading the weight.
   int64_t packed_rows;
-  // Rows [begin, end), then panels [begin, end); the latter is null where the set has no instruction for it.
+  // Rows [begin, end), then panels [begin, end); null where the set has no instructions for it.
   void (*quantize)(const Int8Product&, int64_t begin, int64_t end);
   void (*multiply_int8)(const Int8Product&, int64_t begin, int64_t end);
 };

@@ -279,7 +279,7 @@ Tensor multiply_int8(const Tensor& x, const Tensor& weight, const Tensor& scales
                             weight.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(),
                             sums.const_data_ptr<int32_t>(), out.mutable_data_ptr(), (int8_t*)memory,
                             (float*)(memory + rows * 2 * padded), rows, columns, depth, padded};
-  at::parallel_for(0, rows, std::max<int64_t>(1, kNumbersPerThread / padded),
+  at::parallel_for(0, rows, std::max<int64_t>(1, 4 * kNumbersPerThread / padded),
                    [&](int64_t begin, int64_t end) { kernels.quantize(product, begin, end); });
   at::parallel_for(0, panels, std::max<int64_t>(1, kNumbersPerThread / (32 * padded)),
                    [&](int64_t begin, int64_t end) { kernels.multiply_int8(product, begin, end); });
