@@ -28,6 +28,9 @@ class EngineSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Weights and activations; auto = the checkpoint's own on a GPU, float32 on a CPU."
     )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="int8 = matrices as int8, made when the model is loaded; on a CPU, native decoder only."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto = cuda where there is one.")
     model_impl: Literal["auto", "native", "transformers"] = Field(
         "auto", description="What computes the model; auto = the native decoder where it can, else transformers."

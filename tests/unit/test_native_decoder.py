@@ -18,6 +18,10 @@ from engine_core.model_executor.attention.kv_cache import LayerKVCache
 from engine_core.model_executor.attention.metadata import build_attention_metadata
 from engine_core.model_executor.attention.paged_attention import PagedAttention
 from engine_core.model_executor.executor import WeightTensor
+from engine_core.model_executor.kernels.choice import choose_kernels
+from engine_core.model_executor.kernels.cpu_build import INSTRUCTION_SETS
+from engine_core.model_executor.kernels.cpu_library import available_sets, load_operators
+from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.kernels.torch_kernels import TorchKernels
 from engine_core.model_executor.loader import LoadedModel, load_model
 from engine_core.model_executor.models import decoder as decoder_module
@@ -26,6 +30,7 @@ from engine_core.model_executor.models.choice import choose_backend
 from engine_core.model_executor.models.linear import FusedLinear
 from engine_core.model_executor.startup_error import StartupError
 from fakes.tiny_models import load_reference, save_tiny_model, tiny_configs
+from skips import require_program
 from stepwire.errors import InvariantViolation
 
 NUM_TOKENS = 6
@@ -222,3 +227,56 @@ def test_a_way_back_that_failed_is_gone_again(directories, monkeypatch):
         logits_of(backend)
     backend.move_weights(torch.device("cpu"))
     assert_close(logits_of(backend), expected_of(load_reference(directories[0])))
+
+
+def choose_int8(loaded: LoadedModel, model_impl: str = "auto", kernels: Kernels | None = None) -> ModelBackend:
+    settings = EngineSettings(model="m", device="cpu", model_impl=model_impl, quantization="int8")
+    return choose_backend(settings, loaded, kernels or choose_kernels(settings, loaded.device, loaded.dtype), None)
+
+
+@pytest.fixture
+def has_int8() -> None:
+    require_program("c++", "g++", "clang++", how="apt-get install g++")
+    operators = load_operators(lambda _: None)
+    if not operators.has_int8(INSTRUCTION_SETS.index(available_sets(operators)[0])):
+        pytest.skip("needs a CPU with AVX-512 VNNI")
+
+
+def test_int8_is_near_and_an_update_replaces_what_it_names(directories, has_int8):
+    loaded, reference = load(directories[0]), load_reference(directories[0])
+    backend = choose_int8(loaded)
+    before = logits_of(backend)
+    expected = expected_of(reference)
+    assert 1e-4 * expected.norm() < (before - expected).norm() < 0.05 * expected.norm()
+    # The embedding is the output matrix too, and stays as it is.
+    assert torch.equal(loaded.module.get_input_embeddings().weight, reference.get_input_embeddings().weight)
+    norm = dict(reference.named_parameters())[NORM].data
+    backend.weights.update([weight_tensor(NORM, norm)])
+    assert torch.equal(logits_of(backend), before)
+    value = torch.randn(dict(reference.named_parameters())[QUERY].shape, generator=torch.Generator().manual_seed(3))
+    dict(reference.named_parameters())[QUERY].data.copy_(value)
+    backend.weights.update([weight_tensor(QUERY, value)])
+    changed = expected_of(reference)
+    assert (logits_of(backend) - changed).norm() < 0.05 * changed.norm() < (before - changed).norm()
+
+
+def test_int8_weights_that_are_discarded_leave_nothing_behind(directories, has_int8):
+    loaded = load(directories[0])
+    kernels = choose_kernels(EngineSettings(model="m", device="cpu"), loaded.device, loaded.dtype)
+    backend = choose_int8(loaded, kernels=kernels)
+    backend.weights.discard()
+    assert kernels.int8.given_back == {}
+    backend.weights.load(directories[1])
+    expected = expected_of(load_reference(directories[1]))
+    assert (logits_of(backend) - expected).norm() < 0.05 * expected.norm()
+
+
+def test_int8_where_it_can_not_be_done_is_an_error(directories, has_int8):
+    with pytest.raises(StartupError, match="needs the native decoder, not --model-impl transformers"):
+        choose_int8(load(directories[0]), "transformers")
+    with pytest.raises(StartupError, match="needs a CPU with AVX-512 VNNI and its compiled kernels; here are torch"):
+        choose_int8(load(directories[0]), kernels=TorchKernels())
+    loaded = load(directories[0])
+    loaded.module.model.layers[0].self_attn.unknown = torch.nn.Linear(4, 4)
+    with pytest.raises(StartupError, match="--quantization int8 needs the native decoder: m can not be computed by it"):
+        choose_int8(loaded)

@@ -39,8 +39,10 @@ template <>
 struct Stream<bfloat16> {
   static constexpr int kDepth = 2;
   static uint32_t pair(const bfloat16* x, int64_t count) {
-    uint32_t bits = 0;
-    memcpy(&bits, x, count < 2 ? sizeof(bfloat16) : sizeof bits);
+    // Not one memcpy of either size: that would be a call.
+    if (count < 2) return x->bits;
+    uint32_t bits;
+    memcpy(&bits, x, sizeof bits);
     return bits;
   }
 #if defined(__AVX512BF16__)

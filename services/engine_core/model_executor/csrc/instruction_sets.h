@@ -22,7 +22,8 @@ inline bool has_avx2() {
 inline bool has_avx512() {
   static const bool result = has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                             __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512bf16");
+                             __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512bf16") &&
+                             __builtin_cpu_supports("avx512vnni");
   return result;
 }
 
@@ -31,6 +32,7 @@ inline bool has_amx() {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   static const bool result = has_avx512() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+                             __builtin_cpu_supports("amx-int8") &&
                              syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return result;
 #else

@@ -3,13 +3,14 @@
 
 #include "decode.h"
 #include "few_rows.h"
+#include "int8.h"
 #include "prefill.h"
 #include "rows.h"
 
 namespace {
 
 // T is what the cache holds, Steps and Product how it is decoded and prefilled.
-template <typename Steps, typename Product, typename T>
+template <typename Steps, typename Product, typename T, auto multiply_int8 = multiply_int8<T>>
 struct Set {
   // A tile takes as long for one head as for 16: up to 4 heads vectors are faster. And it wants whole rows of 32 numbers.
   static bool is_plain(const Attention& a) { return a.group() <= 4 || a.head_dim % 32 != 0; }
@@ -36,6 +37,7 @@ struct Set {
     static const stepwire::Kernels kernels = {
         add_rms_norm<T>, rope_and_cache<T>, act_mul<T>, scratch_size, decode, partial_size, merge<T>, prefill,
         tile_queries, FewRows<Product, T>::multiply, FewRows<Product, T>::kRows,
+        quantize<T>, multiply_int8,
     };
     return &kernels;
   }
@@ -57,7 +59,8 @@ const Kernels* STEPWIRE_TABLE(bool is_bfloat16) {
 
 #if defined(__AMX_BF16__)
 const Kernels* amx_kernels(bool is_bfloat16) {
-  return is_bfloat16 ? Set<TileSteps, TileProduct, bfloat16>::table() : avx512_kernels(false);
+  return is_bfloat16 ? Set<TileSteps, TileProduct, bfloat16, Int8Tiles<bfloat16>::multiply>::table()
+                     : Set<VectorSteps<float>, FloatProduct, float, Int8Tiles<float>::multiply>::table();
 }
 #endif
 

@@ -42,6 +42,19 @@ struct PackedProduct {
   int64_t rows, columns, depth, panel_columns, panel_depth;
 };
 
+// The same with a weight of int8, of which column c is scales[c] times its numbers; `sums` are those of its numbers.
+struct Int8Product {
+  const void *x, *bias;  // bias may be null
+  const int8_t* weight;
+  const float* scales;
+  const int32_t* sums;  // with padding
+  void* out;
+  // The rows as int8 [rows, coarse and fine, padded_depth], and their scales: `quantize` writes them.
+  int8_t* quantized;
+  float* row_scales;
+  int64_t rows, columns, depth, padded_depth;
+};
+
 struct Attention {
   const void* query;
   void* out;
@@ -86,6 +99,9 @@ struct Kernels {
   void (*multiply_packed)(const PackedProduct&, int64_t begin, int64_t end);
   // Up to so many rows it is meant for: then the time goes into reading the weight.
   int64_t packed_rows;
+  // Rows [begin, end), then panels [begin, end); null where the set has no instructions for it.
+  void (*quantize)(const Int8Product&, int64_t begin, int64_t end);
+  void (*multiply_int8)(const Int8Product&, int64_t begin, int64_t end);
 };
 
 // One for each instruction set this library is compiled for; the machine must have it.

@@ -231,6 +231,12 @@ void paged_attention(const Tensor& query, const Tensor& keys, const Tensor& valu
   attend(kernels_of(instruction_set, query), attention);
 }
 
+void check_bias(const std::optional<Tensor>& bias, const Tensor& x, int64_t columns) {
+  if (bias)
+    TORCH_CHECK(bias->numel() == columns && bias->is_contiguous() && bias->scalar_type() == x.scalar_type(),
+                "bias must be ", columns, " contiguous numbers of the type of x");
+}
+
 // weight: [panels, depth / n, columns of a panel, n], n numbers of a column side by side.
 Tensor multiply_packed(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t columns,
                        int64_t instruction_set) {
@@ -242,14 +248,41 @@ Tensor multiply_packed(const Tensor& x, const Tensor& weight, const std::optiona
                   weight.size(3) == 4 / x.element_size() && width % 16 == 0 && columns > 0 &&
                   (columns + width - 1) / width == weight.size(0),
               "a weight of panels ", weight.sizes(), " can not take ", depth, " numbers to ", columns);
-  if (bias)
-    TORCH_CHECK(bias->numel() == columns && bias->is_contiguous() && bias->scalar_type() == x.scalar_type(),
-                "bias must be ", columns, " contiguous numbers of the type of x");
+  check_bias(bias, x, columns);
   Tensor out = at::empty({rows, columns}, x.options());
   const PackedProduct product{x.const_data_ptr(), weight.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr,
                               out.mutable_data_ptr(), rows, columns, depth, width, padded};
   at::parallel_for(0, weight.size(0), std::max<int64_t>(1, kNumbersPerThread / (width * padded)),
                    [&](int64_t begin, int64_t end) { kernels.multiply_packed(product, begin, end); });
+  return out;
+}
+
+// weight: [panels, padded depth / 4, 32, 4]. The rows are quantized on the way.
+Tensor multiply_int8(const Tensor& x, const Tensor& weight, const Tensor& scales, const Tensor& sums,
+                     const std::optional<Tensor>& bias, int64_t columns, int64_t instruction_set) {
+  TORCH_CHECK(x.dim() == 2 && weight.dim() == 4, "x must have two dimensions and a weight in panels four");
+  const int64_t rows = x.size(0), depth = x.size(1), padded = weight.size(1) * 4, panels = weight.size(0);
+  const Kernels& kernels = kernels_of(instruction_set, x);
+  check_rows(x, x, rows, depth, "x");
+  TORCH_CHECK(weight.is_contiguous() && weight.scalar_type() == at::kChar && weight.size(2) == 32 &&
+                  weight.size(3) == 4 && padded % 64 == 0 && padded >= depth && columns > 0 &&
+                  (columns + 31) / 32 == panels,
+              "a weight of panels ", weight.sizes(), " can not take ", depth, " numbers to ", columns);
+  TORCH_CHECK(kernels.multiply_int8, "set ", instruction_set, " has no products of int8");
+  check_floats(scales, columns, "scales");
+  check_indices<int32_t>(sums, panels * 32, "sums");
+  check_bias(bias, x, columns);
+  Tensor out = at::empty({rows, columns}, x.options());
+  // Memory of the thread that calls, read by all of them.
+  char* memory = scratch(rows * (2 * padded + sizeof(float)));
+  const Int8Product product{x.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr,
+                            weight.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(),
+                            sums.const_data_ptr<int32_t>(), out.mutable_data_ptr(), (int8_t*)memory,
+                            (float*)(memory + rows * 2 * padded), rows, columns, depth, padded};
+  at::parallel_for(0, rows, std::max<int64_t>(1, 4 * kNumbersPerThread / padded),
+                   [&](int64_t begin, int64_t end) { kernels.quantize(product, begin, end); });
+  at::parallel_for(0, panels, std::max<int64_t>(1, kNumbersPerThread / (32 * padded)),
+                   [&](int64_t begin, int64_t end) { kernels.multiply_int8(product, begin, end); });
   return out;
 }
 
@@ -259,6 +292,11 @@ int64_t packed_rows(bool is_bfloat16, int64_t instruction_set) {
   return kernels->packed_rows;
 }
 
+bool has_int8(int64_t instruction_set) {
+  const Kernels* kernels = find_kernels(instruction_set, false);
+  return kernels && kernels->multiply_int8;
+}
+
 bool has_instruction_set(int64_t instruction_set) { return find_kernels(instruction_set, false) != nullptr; }
 
 }  // namespace
@@ -266,8 +304,12 @@ bool has_instruction_set(int64_t instruction_set) { return find_kernels(instruct
 
 TORCH_LIBRARY(STEPWIRE_NAMESPACE, m) {
   m.def("has_instruction_set(int instruction_set) -> bool", stepwire::has_instruction_set);
+  m.def("has_int8(int instruction_set) -> bool", stepwire::has_int8);
   m.def("packed_rows(bool is_bfloat16, int instruction_set) -> int", stepwire::packed_rows);
   m.def("multiply_packed(Tensor x, Tensor weight, Tensor? bias, int columns, int instruction_set) -> Tensor");
+  m.def(
+      "multiply_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias, int columns, "
+      "int instruction_set) -> Tensor");
   m.def(
       "add_rms_norm(Tensor(a!) residual, Tensor? x, Tensor weight, float eps, Tensor(b!) out, int instruction_set) "
       "-> ()");
@@ -282,6 +324,7 @@ TORCH_LIBRARY(STEPWIRE_NAMESPACE, m) {
 
 TORCH_LIBRARY_IMPL(STEPWIRE_NAMESPACE, CPU, m) {
   m.impl("multiply_packed", stepwire::multiply_packed);
+  m.impl("multiply_int8", stepwire::multiply_int8);
   m.impl("add_rms_norm", stepwire::add_rms_norm);
   m.impl("rope_and_cache", stepwire::rope_and_cache);
   m.impl("act_mul", stepwire::act_mul);

@@ -25,7 +25,7 @@ INSTRUCTION_SETS = ("amx", "avx512", "avx2", "portable")
 _BASE_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-w")
 # One compilation each; amx comes with avx512, of which it only multiplies matrices in another way.
 _SET_FLAGS = {
-    "avx512": ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+    "avx512": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     "avx2": ("-march=x86-64-v3",),
     "portable": (),
 }

@@ -14,6 +14,7 @@ from engine_core.model_executor.attention.kv_cache import LayerKVCache
 from engine_core.model_executor.attention.metadata import AttentionMetadata
 from engine_core.model_executor.kernels.cpu_build import INSTRUCTION_SETS
 from engine_core.model_executor.kernels.few_rows import FewRows
+from engine_core.model_executor.kernels.int8_weights import Int8Products
 from engine_core.model_executor.kernels.interface import Activation, QKNorm
 
 # Numbers as in csrc/kernels.h.
@@ -32,6 +33,8 @@ class CpuKernels:
         self._paged_attention = operators.paged_attention.default
         self._act_mul = operators.act_mul.default
         self.few_rows = FewRows(operators, instruction_set)
+        # None where the CPU has no instructions for it.
+        self.int8 = Int8Products(operators, instruction_set) if operators.has_int8(self._set) else None
 
     def add_rms_norm(
         self, residual: torch.Tensor, x: torch.Tensor | None, weight: torch.Tensor, eps: float, out: torch.Tensor

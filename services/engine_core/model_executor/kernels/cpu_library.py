@@ -30,9 +30,10 @@ def load_operators(progress: Callable[[str], None], *, is_debug: bool = False, c
             except OSError as error:
                 raise BuildError(f"{library} can not be loaded: {error}") from error
             for operator in _OPERATORS:
-                # They write into what they are given, so that there is no shape to tell.
+                # These write into what they are given, so that there is no shape to tell.
                 torch.library.register_fake(f"{name}::{operator}", _nothing)
-            torch.library.register_fake(f"{name}::multiply_packed", _product)
+            for operator in ("multiply_packed", "multiply_int8"):
+                torch.library.register_fake(f"{name}::{operator}", _product)
     return operators
 
 
@@ -41,10 +42,9 @@ def available_sets(operators: Any) -> tuple[str, ...]:
     return tuple(name for number, name in enumerate(INSTRUCTION_SETS) if operators.has_instruction_set(number))
 
 
-def _product(
-    x: torch.Tensor, _weight: torch.Tensor, _bias: torch.Tensor | None, columns: int, _set: int
-) -> torch.Tensor:
-    return x.new_empty(x.shape[0], columns)
+def _product(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """The number of columns is the last argument but one."""
+    return x.new_empty(x.shape[0], arguments[-2])
 
 
 def _nothing(*_: object) -> None:

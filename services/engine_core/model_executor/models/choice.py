@@ -33,6 +33,9 @@ _NUM_CHECKED_TOKENS = 8
 # Largest difference of the logits, by their norm. Two orders of sums differ by far less, a forgotten scale by far more.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 
+# Of all layers' rounding; unrelated logits differ by more than 1.
+_INT8_TOLERANCE = 0.4
+
 
 def choose_backend(
     settings: EngineSettings, loaded: LoadedModel, kernels: Kernels, group: WorkerGroup | None
@@ -40,27 +43,44 @@ def choose_backend(
     """The backend that --model-impl asks for. Raises StartupError."""
     probed = TransformersBackend(settings.model, loaded)
     if settings.model_impl == "transformers":
+        if settings.quantization != "none":
+            raise StartupError("--quantization int8 needs the native decoder, not --model-impl transformers")
         return probed
+    options = _linear_options(settings, kernels)
     reason = reason_against(loaded, probed.is_causal)
     if not reason:
         reduce = group.sum_over_shards if group is not None and group.place.tensor_parallel_size > 1 else None
         expected = _transformers_logits(probed, loaded)
-        native = NativeDecoder(loaded, probed, kernels, reduce, _linear_options(settings, kernels))
-        reason = _disagreement(native, loaded, expected)
+        native = NativeDecoder(loaded, probed, kernels, reduce, options)
+        tolerance = _TOLERANCES[loaded.dtype] if options.int8 is None else _INT8_TOLERANCE
+        reason = _disagreement(native, loaded, expected, tolerance)
         if not reason:
-            logger.info("%s is computed by the native decoder with %s kernels", settings.model, kernels.name)
+            weights = "int8 weights and " if options.int8 is not None else ""
+            logger.info("%s is computed by the native decoder with %s%s kernels", settings.model, weights, kernels.name)
             return native
         native.unpack()
-    if settings.model_impl == "native" or settings.batch_invariant:
-        flag = (
-            "--model-impl native" if settings.model_impl == "native" else "--batch-invariant needs the native decoder"
-        )
+    flag = _flag_that_needs_it(settings)
+    if flag:
         raise StartupError(f"{flag}: {settings.model} can not be computed by it: {reason}")
     logger.warning("%s is computed by transformers, which is slower. Not native: %s", settings.model, reason)
     return probed
 
 
+def _flag_that_needs_it(settings: EngineSettings) -> str:
+    if settings.model_impl == "native":
+        return "--model-impl native"
+    if settings.batch_invariant:
+        return "--batch-invariant needs the native decoder"
+    return "--quantization int8 needs the native decoder" if settings.quantization == "int8" else ""
+
+
 def _linear_options(settings: EngineSettings, kernels: Kernels) -> LinearOptions:
+    if settings.quantization == "int8":
+        if not isinstance(kernels, CpuKernels) or kernels.int8 is None:
+            raise StartupError(
+                f"--quantization int8 needs a CPU with AVX-512 VNNI and its compiled kernels; here are {kernels.name}"
+            )
+        return LinearOptions(int8=kernels.int8)
     if not settings.batch_invariant:
         return LinearOptions(few_rows=kernels.few_rows if isinstance(kernels, CpuKernels) else None)
     # Here, because it imports triton.
@@ -80,7 +100,7 @@ def _transformers_logits(backend: TransformersBackend, loaded: LoadedModel) -> t
 
 
 @torch.inference_mode()
-def _disagreement(native: NativeDecoder, loaded: LoadedModel, expected: torch.Tensor) -> str:
+def _disagreement(native: NativeDecoder, loaded: LoadedModel, expected: torch.Tensor, tolerance: float) -> str:
     """What is wrong with the native decoder's logits of the same tokens, in a cache of its own; empty if nothing."""
     positions = np.arange(_NUM_CHECKED_TOKENS)
     metadata = build_attention_metadata(
@@ -105,5 +125,5 @@ def _disagreement(native: NativeDecoder, loaded: LoadedModel, expected: torch.Te
         return f"a failure on a few tokens ({error})"
     difference = float((logits.float() - expected.float()).norm() / expected.float().norm())
     # A comparison that is false for NaN too.
-    is_equal = difference <= _TOLERANCES[loaded.dtype]
+    is_equal = difference <= tolerance
     return "" if is_equal else f"logits that differ from transformers' by {difference:.1%}"

@@ -97,10 +97,15 @@ class NativeDecoder:
                 linear.unpack()
         if self._lm_head is not None:
             self._lm_head.unpack()
-        self.drop()
+        self._let_go()
 
     def drop(self) -> None:
         """Let go of the weights, which nobody wants any more."""
+        self._let_go()
+        if self._linear_options.int8 is not None:
+            self._linear_options.int8.given_back.clear()
+
+    def _let_go(self) -> None:
         self._layers, self._lm_head = [], None
         self._hidden = None
 

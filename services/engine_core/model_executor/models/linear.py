@@ -2,7 +2,7 @@
 
 On a CPU with oneDNN the matrix is packed once into the layout its kernel reads, and the module's own copy is given up:
 nothing is held twice, but for the matrix of a tied embedding, which is read by rows too. `unpack` gives weights back
-when they themselves are wanted. Owner: the thread that runs the model.
+when they themselves are wanted; those that were int8 come back rounded. Owner: the thread that runs the model.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from engine_core.model_executor.kernels.few_rows import FewRows
+from engine_core.model_executor.kernels.int8_weights import Int8Products, Int8Weight, int8_panels, values_of
 from stepwire.errors import InvariantViolation
 
 # x [T, in], weight [out, in], bias -> [T, out]
@@ -30,6 +31,8 @@ class LinearOptions:
     multiply: Multiply | None = None
     # Faster than oneDNN for a few rows of a packed weight.
     few_rows: FewRows | None = None
+    # Weights are made int8.
+    int8: Int8Products | None = None
 
 
 class FusedLinear:
@@ -48,10 +51,15 @@ class FusedLinear:
         self._is_shared = is_shared
         self._reduce = reduce
         self._options = options or LinearOptions()
-        weight = _joined([part.weight.data for part in parts])
         bias = _joined([part.bias.data for part in parts]) if parts[0].bias is not None else None
         # Opaque to everything but its kernel.
         self._packed: torch.Tensor | None = None
+        # Panels and scales.
+        self._int8: tuple[torch.Tensor, torch.Tensor] | None = None
+        if self._options.int8 is not None:
+            self._product = self._quantize(self._options.int8, bias)
+            return
+        weight = _joined([part.weight.data for part in parts])
         if self._options.multiply is None and can_pack(weight):
             self._product = self._pack(weight, bias)
         else:
@@ -64,23 +72,44 @@ class FusedLinear:
     def unpack(self) -> None:
         """Give the weights back to the module. No product may be asked for afterwards."""
         packed, self._packed = self._packed, None
+        int8, self._int8 = self._int8, None
         # It holds the packed form, which goes before the next one is unpacked.
         self._product = _given_back
         if packed is not None and not self._is_shared:
             self._share_out(packed.to_dense())
+        if int8 is not None and self._options.int8 is not None and not self._is_shared:
+            self._give_back(self._options.int8, *int8)
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
         packed = self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         few_rows = self._options.few_rows
         of_few = few_rows.product(packed, weight, bias) if few_rows is not None else None
-        if not self._is_shared:
-            for part in self._parts:
-                part.weight.data = weight.new_empty(0)
+        self._empty_parts()
         multiply = torch.ops.mkldnn._linear_pointwise.default
         if few_rows is None or of_few is None:
             return lambda x: multiply(x, packed, bias, "none", [], "")
         most = few_rows.max_rows(weight.dtype)
         return lambda x: of_few(x) if len(x) <= most else multiply(x, packed, bias, "none", [], "")
+
+    def _quantize(self, int8: Int8Products, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+        weights = [int8.weight_of(part) for part in self._parts]
+        panels = int8_panels(_joined([weight.values for weight in weights]))
+        scales = _joined([weight.scales for weight in weights])
+        self._int8 = panels, scales
+        self._empty_parts()
+        return int8.product(panels, scales, bias)
+
+    def _give_back(self, int8: Int8Products, panels: torch.Tensor, scales: torch.Tensor) -> None:
+        sizes = [part.out_features for part in self._parts]
+        values = values_of(panels, len(scales), self._parts[0].in_features)
+        for part, *weight in zip(self._parts, values.split(sizes), scales.split(sizes), strict=True):
+            int8.given_back[part] = Int8Weight(*weight)
+            part.weight.data = int8.given_back[part].dense(part.weight.dtype)
+
+    def _empty_parts(self) -> None:
+        if not self._is_shared:
+            for part in self._parts:
+                part.weight.data = part.weight.new_empty(0)
 
     def _keep(
         self, weight: torch.Tensor, bias: torch.Tensor | None, multiply: Multiply
