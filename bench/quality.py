@@ -1,6 +1,6 @@
 """What fewer bits cost: perplexity over a fixed text, and how often the likeliest next token is that of float32.
 
-The text is the first chapter of Alice's Adventures in Wonderland, in the public domain, in bench/quality_text.txt. It is
+The text is the first chapter of Alice's Adventures in Wonderland, in the public domain (bench/quality_text.txt). It is
 teacher-forced: each token is judged behind the text as it is, by the engine's own log-probabilities of a prompt.
 """
 

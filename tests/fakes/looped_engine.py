@@ -125,8 +125,8 @@ class LoopedEngine:
             self.turn()
 
     def _collect(self) -> None:
-        for message in list(self.outbox._waiting):
-            self._take(message)
+        for waiting in list(self.outbox._waiting):
+            self._take(waiting.item)
         self.outbox._waiting.clear()
 
     def _take(self, message: OutputMessage) -> None:

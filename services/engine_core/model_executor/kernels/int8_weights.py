@@ -1,6 +1,7 @@
 """Weights as int8 with a scale for each column of the product, and products with them in C++.
 
-Rows of x are quantized too when they come, to some 16 bits: with 8 they would lose more than the weights do. Owner: the thread that runs the model.
+Rows of x are quantized too when they come, to some 16 bits: with 8 they would lose more than the weights do. Owner: the
+thread that runs the model.
 """
 
 from __future__ import annotations

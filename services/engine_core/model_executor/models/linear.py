@@ -102,7 +102,7 @@ class FusedLinear:
     def _give_back(self, int8: Int8Products, panels: torch.Tensor, scales: torch.Tensor) -> None:
         sizes = [part.out_features for part in self._parts]
         values = values_of(panels, len(scales), self._parts[0].in_features)
-        for part, *weight in zip(self._parts, values.split(sizes), scales.split(sizes), strict=True):
+        for part, *weight in zip(self._parts, torch.split(values, sizes), torch.split(scales, sizes), strict=True):
             int8.given_back[part] = Int8Weight(*weight)
             part.weight.data = int8.given_back[part].dense(part.weight.dtype)
 
