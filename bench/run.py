@@ -31,6 +31,7 @@ BENCHMARKS = (
     "service_overhead",
     "serving_alone",
     "async_scheduling",
+    "quality",
     "growth",
 )
 RESULTS = ROOT / "bench" / "results" / "latest.json"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine_core.model_executor.kernels import few_rows
+from engine_core.model_executor.kernels.cpu_build import INSTRUCTION_SETS
 from engine_core.model_executor.kernels.cpu_kernels import CpuKernels
 from engine_core.model_executor.kernels.cpu_library import available_sets, load_operators
 from engine_core.model_executor.kernels.few_rows import in_panels, panels_of
@@ -24,6 +25,17 @@ def operators():
     return load_operators(lambda _: None)
 
 
+@pytest.fixture(scope="module")
+def sets(operators) -> list[int]:
+    """Numbers of those that have the kernel."""
+    names = available_sets(operators)
+    numbers = [number for number, name in enumerate(INSTRUCTION_SETS) if name in names]
+    found = [number for number in numbers if operators.packed_rows(True, number)]
+    if not found:
+        pytest.skip("needs a CPU with AVX-512 and its products of bfloat16")
+    return found
+
+
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
@@ -36,8 +48,8 @@ def expected_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_products_are_those_of_the_weight(operators, shape, dtype, has_bias):
-    """In panels of every width, whatever oneDNN would take on this machine; also more rows than a kernel is for."""
+def test_products_are_those_of_the_weight(operators, sets, shape, dtype, has_bias):
+    """In panels of every width, whatever oneDNN takes on this machine; more rows than it is meant for too."""
     columns, depth = shape
     weight = random(columns, depth, dtype=dtype)
     bias = random(columns, dtype=dtype, seed=1) if has_bias else None
@@ -47,15 +59,14 @@ def test_products_are_those_of_the_weight(operators, shape, dtype, has_bias):
         for rows in (1, 2, 3, 4, 7, 16, 17, 32, 33, 70):
             x = random(rows, depth, dtype=dtype, seed=2)
             expected = expected_of(x, weight, bias)
-            for number, name in enumerate(("amx", "avx512", "avx2", "portable")):
-                if name in available_sets(operators):
-                    found = operators.multiply_packed(x, panels, bias, columns, number)
-                    tolerance = TOLERANCES[dtype] * depth**0.5
-                    torch.testing.assert_close(found, expected, rtol=TOLERANCES[dtype], atol=tolerance)
+            for number in sets:
+                found = operators.multiply_packed(x, panels, bias, columns, number)
+                tolerance = TOLERANCES[dtype] * depth**0.5
+                torch.testing.assert_close(found, expected, rtol=TOLERANCES[dtype], atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_packed_memory_itself_is_read(operators, dtype):
+def test_the_packed_memory_itself_is_read(operators, sets, dtype):
     few = CpuKernels(operators, available_sets(operators)[0]).few_rows
     weight, bias = random(96, 64, dtype=dtype), random(96, dtype=dtype, seed=1)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
@@ -69,7 +80,7 @@ def test_the_packed_memory_itself_is_read(operators, dtype):
     torch.testing.assert_close(product(x), expected_of(x, weight, bias), rtol=2e-2, atol=2e-2)
 
 
-def test_where_the_layout_is_another_one_onednn_multiplies(operators, monkeypatch):
+def test_where_the_layout_is_another_one_onednn_multiplies(operators, sets, monkeypatch):
     monkeypatch.setattr(few_rows, "_PANEL_WIDTHS", (80,))
     few_rows._panel_width.cache_clear()
     try:
@@ -103,7 +114,7 @@ class CountingRows(few_rows.FewRows):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_it_serves_few_rows_and_onednn_many(operators, dtype):
+def test_it_serves_few_rows_and_onednn_many(operators, sets, dtype):
     few = CountingRows(operators, available_sets(operators)[0])
     parts = [torch.nn.Linear(64, 40, dtype=dtype), torch.nn.Linear(64, 24, dtype=dtype)]
     most = few.max_rows(dtype)
@@ -116,22 +127,22 @@ def test_it_serves_few_rows_and_onednn_many(operators, dtype):
     assert few.rows == [1, most]
 
 
-def test_several_threads_share_the_panels(operators):
+def test_several_threads_share_the_panels(operators, sets):
     weight = random(1000, 96, dtype=torch.float32)
     panels = in_panels(weight, 64, 96)
     x = random(4, 96, dtype=torch.float32, seed=1)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:
-        found = operators.multiply_packed(x, panels, None, 1000, 3)
+        found = operators.multiply_packed(x, panels, None, 1000, sets[0])
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(found, expected_of(x, weight, None), rtol=1e-4, atol=1e-4)
 
 
-def test_what_does_not_fit_is_refused(operators):
+def test_what_does_not_fit_is_refused(operators, sets):
     panels = in_panels(random(64, 32, dtype=torch.float32), 16, 32)
-    x, portable = torch.ones(1, 32), 3
+    x = torch.ones(1, 32)
     for bad_x, columns, bias in [
         (torch.ones(1, 33), 64, None),
         (x, 65, None),
@@ -141,9 +152,17 @@ def test_what_does_not_fit_is_refused(operators):
         (x, 64, torch.ones(63)),
     ]:
         with pytest.raises(RuntimeError):
-            operators.multiply_packed(bad_x, panels, bias, columns, portable)
+            operators.multiply_packed(bad_x, panels, bias, columns, sets[0])
+    with pytest.raises(RuntimeError, match="has no products with packed weights"):
+        operators.multiply_packed(x, panels, None, 64, INSTRUCTION_SETS.index("portable"))
 
 
-def test_the_operator_is_known_to_torch(operators):
+def test_the_operator_is_known_to_torch(operators, sets):
     panels = in_panels(random(40, 32, dtype=torch.float32), 16, 32)
-    torch.library.opcheck(operators.multiply_packed.default, (torch.ones(2, 32), panels, None, 40, 3))
+    torch.library.opcheck(operators.multiply_packed.default, (torch.ones(2, 32), panels, None, 40, sets[0]))
+
+
+def test_a_set_without_the_kernel_leaves_it_to_onednn(operators):
+    part = torch.nn.Linear(32, 32)
+    packed = torch.ops.mkldnn._reorder_linear_weight(part.weight.data, None)
+    assert CpuKernels(operators, "portable").few_rows.product(packed, part.weight.data, None) is None

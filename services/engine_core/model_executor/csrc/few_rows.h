@@ -11,6 +11,7 @@ using stepwire::PackedProduct;
 // How far ahead of its use a panel is fetched, in bytes: hardware stops at the end of a page.
 constexpr int64_t kAhead = 4096;
 
+#if defined(__AVX512BF16__)
 template <typename T>
 inline const T* panel_of(const PackedProduct& p, int64_t panel) {
   return (const T*)p.weight + panel * p.panel_columns * p.panel_depth;
@@ -45,7 +46,6 @@ struct Stream<bfloat16> {
     memcpy(&bits, x, sizeof bits);
     return bits;
   }
-#if defined(__AVX512BF16__)
   typedef __m512bh Numbers;
   typedef __m512bh Factor;
   static Numbers numbers(const bfloat16* from) { return (__m512bh)_mm512_loadu_si512(from); }
@@ -53,18 +53,6 @@ struct Stream<bfloat16> {
   static Vec add(Vec total, Factor factor, Numbers numbers) {
     return (Vec)_mm512_dpbf16_ps((__m512)total, factor, numbers);
   }
-#else
-  typedef Pair Numbers;
-  typedef Pair Factor;
-  static Pair numbers(const bfloat16* from) { return load_pair(from); }
-  static Pair factor(const bfloat16* x, int64_t count) {
-    const UintVec bits = pair(x, count) - UintVec{};
-    return {(Vec)(bits << 16), (Vec)(bits & 0xffff0000u)};
-  }
-  static Vec add(Vec total, Pair factor, Pair numbers) {
-    return fma(factor.b, numbers.b, fma(factor.a, numbers.a, total));
-  }
-#endif
 };
 
 // `vectors` vectors of columns of a panel, from column `first` of it on, for `rows` rows from `row` on.
@@ -120,6 +108,15 @@ struct FewRows {
     }
   }
 };
+
+#else
+// With shorter vectors it would not be faster than oneDNN.
+template <typename Product, typename T>
+struct FewRows {
+  static constexpr int64_t kRows = 0;
+  static constexpr void (*multiply)(const PackedProduct&, int64_t, int64_t) = nullptr;
+};
+#endif
 
 #if defined(__AMX_BF16__)
 // With the tile unit, which takes 32 rows at once as fast as memory delivers the panels.

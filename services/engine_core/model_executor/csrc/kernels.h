@@ -95,9 +95,9 @@ struct Kernels {
   void (*prefill)(const Attention&, const PrefillTile&, char* scratch);
   // Query tokens of one tile.
   int64_t (*tile_queries)(const Attention&);
-  // Panels [begin, end).
+  // Panels [begin, end); null where it would not be faster than oneDNN.
   void (*multiply_packed)(const PackedProduct&, int64_t begin, int64_t end);
-  // Up to so many rows it is meant for: then the time goes into reading the weight.
+  // Up to so many rows it is meant for, 0 where it is null: then the time goes into reading the weight.
   int64_t packed_rows;
   // Rows [begin, end), then panels [begin, end); null where the set has no instructions for it.
   void (*quantize)(const Int8Product&, int64_t begin, int64_t end);

@@ -243,6 +243,7 @@ Tensor multiply_packed(const Tensor& x, const Tensor& weight, const std::optiona
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 4, "x must have two dimensions and a weight in panels four");
   const int64_t rows = x.size(0), depth = x.size(1), width = weight.size(2), padded = weight.size(1) * weight.size(3);
   const Kernels& kernels = kernels_of(instruction_set, x);
+  TORCH_CHECK(kernels.multiply_packed, "set ", instruction_set, " has no products with packed weights");
   check_rows(x, x, rows, depth, "x");
   TORCH_CHECK(weight.is_contiguous() && weight.scalar_type() == x.scalar_type() && padded >= depth &&
                   weight.size(3) == 4 / x.element_size() && width % 16 == 0 && columns > 0 &&

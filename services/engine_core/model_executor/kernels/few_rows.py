@@ -30,7 +30,9 @@ class FewRows:
     def product(
         self, packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """x [T, in] -> [T, out], which reads `packed`; None where that lies in a way that is not known here."""
+        """x [T, in] -> [T, out] out of `packed`; None where it lies in a way not known here, or oneDNN is as fast."""
+        if self.max_rows(weight.dtype) == 0:
+            return None
         panels = panels_of(packed, weight.shape, weight.dtype)
         if panels is None:
             return None

@@ -34,7 +34,7 @@ _NUM_CHECKED_TOKENS = 8
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 
 # Of all layers' rounding; unrelated logits differ by more than 1.
-_INT8_TOLERANCE = 0.4
+_INT8_TOLERANCE = 0.2
 
 
 def choose_backend(
