@@ -280,3 +280,10 @@ def test_int8_where_it_can_not_be_done_is_an_error(directories, has_int8):
     loaded.module.model.layers[0].self_attn.unknown = torch.nn.Linear(4, 4)
     with pytest.raises(StartupError, match="--quantization int8 needs the native decoder: m can not be computed by it"):
         choose_int8(loaded)
+
+
+def test_a_decoder_that_nobody_wants_any_more_is_gone_at_once(directories):
+    backend = choose(load(directories[0]))
+    held = weakref.ref(backend)
+    del backend
+    assert held() is None

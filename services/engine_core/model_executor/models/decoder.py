@@ -6,6 +6,7 @@ it. Owner: the thread that runs the model; built by the one that starts the engi
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +66,8 @@ class NativeDecoder:
         self._head_dim = self.layer_specs[0].key_dim
         self._logits_softcap: float | None = getattr(loaded.config, "final_logit_softcapping", None)
         # Before they are packed: from then on the module has no shapes to tell.
-        self.weights = ModelWeights(loaded, self)
+        # By a weak reference: in a cycle, hundreds of megabytes would wait for the garbage collector.
+        self.weights = ModelWeights(loaded, weakref.proxy(self))
         # Final hidden states of the latest step, [T, n].
         self._hidden: torch.Tensor | None = None
         self.pack()
