@@ -1,7 +1,7 @@
-"""When a test may be skipped: an outside program is missing, or there is no GPU.
+"""When a test may be skipped: an outside program is missing, or there is no GPU, or a CPU lacks instructions.
 
-With STEPWIRE_REQUIRE_ALL=1 (CI) any other skip is a failure, so that a suite can not vanish unnoticed. A pytest plugin,
-loaded by conftest.py.
+With STEPWIRE_REQUIRE_ALL=1 (CI) any skip but for the hardware is a failure, so that a suite can not vanish unnoticed. A
+pytest plugin, loaded by conftest.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def _has_gpu() -> bool:
 def pytest_runtest_makereport(item, call):
     report = yield
     is_expected_failure = hasattr(report, "wasxfail")
-    if report.skipped and not is_expected_failure and not item.get_closest_marker("gpu"):
+    is_about_hardware = any(item.get_closest_marker(name) for name in ("gpu", "instructions"))
+    if report.skipped and not is_expected_failure and not is_about_hardware:
         _fail_if_required(report)
     return report
 

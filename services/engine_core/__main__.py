@@ -22,9 +22,11 @@ logger = logging.getLogger("engine_core")
 
 def load_model(settings: EngineSettings, failure_callback: FailureCallback, progress: Progress) -> LoadedModel:
     """The model in this process, or in workers when it is to be shared by several."""
-    # By default math threads spin while they wait. Beside a frontend on few cores that costs the step loop its core:
-    # a decode step took ten times as long next to one busy process.
-    set_default_variable("OMP_WAIT_POLICY", "passive")
+    # By default math threads spin while they wait. Beside a frontend on few cores that costs the step loop its core: a
+    # decode step took ten times as long next to one busy process. Asleep at once they pay a wake-up for each operator.
+    if set_default_variable("OMP_WAIT_POLICY", "passive"):
+        # GNU's OpenMP: some 0.1 ms, as long as the way from one operator to the next takes.
+        set_default_variable("GOMP_SPINCOUNT", "3000")
     # Here and not at the top: importing torch takes seconds, and the health port must be up before that.
     from engine_core.model_executor.model_source import resolve_model
 

@@ -51,9 +51,15 @@ class Settings(BaseSettings):
             _fail(f"{str(error).removeprefix('error parsing CLI: ')}; see --help")
 
 
-def set_default_variable(name: str, value: str) -> None:
-    """Set a variable of a library for this process, unless the operator has; to be called before it is loaded."""
-    os.environ.setdefault(name, value)
+def set_default_variable(name: str, value: str) -> bool:
+    """Set a variable of a library for this process, unless the operator has; to be called before it is loaded.
+
+    Returns whether it was for us to set.
+    """
+    is_free = name not in os.environ
+    if is_free:
+        os.environ[name] = value
+    return is_free
 
 
 def user_cache_dir() -> Path:

@@ -169,11 +169,12 @@ def reference(directory) -> torch.nn.Module:
     return load_reference(directory)
 
 
-@pytest.fixture(params=["native", "transformers"])
+@pytest.fixture(params=["auto", "transformers"])
 def driver(request, directory) -> Driver:
-    if request.param == "native" and directory.name in NOT_NATIVE:
-        pytest.skip("left to transformers")
-    return Driver(directory, request.param)
+    driver = Driver(directory, request.param)
+    is_native = request.param == "auto" and directory.name not in NOT_NATIVE
+    assert driver.backend.name == ("native" if is_native else "transformers")
+    return driver
 
 
 @pytest.mark.parametrize("chunks", [[21], [5, 16], [1] * 21, [4, 4, 4, 4, 5]], ids=str)

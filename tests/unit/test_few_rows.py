@@ -13,6 +13,8 @@ from engine_core.model_executor.kernels.few_rows import in_panels, panels_of
 from engine_core.model_executor.models.linear import FusedLinear, LinearOptions
 from skips import require_program
 
+pytestmark = pytest.mark.instructions
+
 DTYPES = (torch.float32, torch.bfloat16)
 # Columns and depths that fill panels and tiles, and some that do not.
 SHAPES = [(96, 64), (100, 70), (17, 33), (1, 1), (64, 31), (200, 160), (33, 32)]

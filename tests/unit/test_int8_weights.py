@@ -11,6 +11,8 @@ from engine_core.model_executor.kernels.int8_weights import Int8Products, int8_p
 from engine_core.model_executor.models.linear import FusedLinear, LinearOptions
 from skips import require_program
 
+pytestmark = pytest.mark.instructions
+
 DTYPES = (torch.float32, torch.bfloat16)
 
 

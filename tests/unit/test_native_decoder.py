@@ -242,6 +242,7 @@ def has_int8() -> None:
         pytest.skip("needs a CPU with AVX-512 VNNI")
 
 
+@pytest.mark.instructions
 def test_int8_is_near_and_an_update_replaces_what_it_names(directories, has_int8):
     loaded, reference = load(directories[0]), load_reference(directories[0])
     backend = choose_int8(loaded)
@@ -260,6 +261,7 @@ def test_int8_is_near_and_an_update_replaces_what_it_names(directories, has_int8
     assert (logits_of(backend) - changed).norm() < 0.05 * changed.norm() < (before - changed).norm()
 
 
+@pytest.mark.instructions
 def test_int8_weights_that_are_discarded_leave_nothing_behind(directories, has_int8):
     loaded = load(directories[0])
     kernels = choose_kernels(EngineSettings(model="m", device="cpu"), loaded.device, loaded.dtype)
@@ -271,6 +273,7 @@ def test_int8_weights_that_are_discarded_leave_nothing_behind(directories, has_i
     assert (logits_of(backend) - expected).norm() < 0.05 * expected.norm()
 
 
+@pytest.mark.instructions
 def test_int8_where_it_can_not_be_done_is_an_error(directories, has_int8):
     with pytest.raises(StartupError, match="needs the native decoder, not --model-impl transformers"):
         choose_int8(load(directories[0]), "transformers")

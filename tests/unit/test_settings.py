@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 
 from engine_core.config import EngineSettings
 from frontend.config import FrontendSettings
-from stepwire.settings import Settings, unknown_variables
+from stepwire.settings import Settings, set_default_variable, unknown_variables
 
 
 def load(*args: str) -> FrontendSettings:
@@ -129,3 +130,13 @@ def test_cache_events_need_a_prefix_cache():
     assert EngineSettings(enable_kv_events=True).enable_kv_events
     with pytest.raises(ValidationError, match="--enable-prefix-caching"):
         EngineSettings(enable_kv_events=True, enable_prefix_caching=False)
+
+
+def test_a_default_for_a_library_does_not_overrule_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPERATORS_CHOICE", "theirs")
+    # Noted before it is deleted, so that it is gone after the test.
+    monkeypatch.setenv("NOBODYS_CHOICE", "")
+    monkeypatch.delenv("NOBODYS_CHOICE")
+    assert not set_default_variable("OPERATORS_CHOICE", "ours")
+    assert set_default_variable("NOBODYS_CHOICE", "ours")
+    assert (os.environ["OPERATORS_CHOICE"], os.environ["NOBODYS_CHOICE"]) == ("theirs", "ours")

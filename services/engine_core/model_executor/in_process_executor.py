@@ -180,6 +180,8 @@ class InProcessExecutor:
     def _empty_cache(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+        else:
+            return_freed_memory()
 
     def _running(self) -> ModelRunner:
         if self._runner is None:
