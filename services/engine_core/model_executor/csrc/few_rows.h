@@ -96,7 +96,7 @@ void multiply_panel(const PackedProduct& p, int64_t panel, int64_t row) {
 
 template <typename Product, typename T>
 struct FewRows {
-  static constexpr int64_t kRows = 4;
+  static constexpr int64_t kMost = 4, kMostOfLayers = 4;
 
   static void multiply(const PackedProduct& p, int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; panel++) {
@@ -113,7 +113,7 @@ struct FewRows {
 // With shorter vectors it would not be faster than oneDNN.
 template <typename Product, typename T>
 struct FewRows {
-  static constexpr int64_t kRows = 0;
+  static constexpr int64_t kMost = 0, kMostOfLayers = 0;
   static constexpr void (*multiply)(const PackedProduct&, int64_t, int64_t) = nullptr;
 };
 #endif
@@ -122,6 +122,7 @@ struct FewRows {
 // With the tile unit, which takes 32 rows at once as fast as memory delivers the panels.
 template <>
 struct FewRows<TileProduct, bfloat16> {
+  static constexpr int64_t kMost = 64, kMostOfLayers = 1024;
   static constexpr int64_t kRows = 32, kColumns = 32, kDepth = 32;
 
   static void multiply(const PackedProduct& p, int64_t begin, int64_t end) {

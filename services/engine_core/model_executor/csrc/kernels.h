@@ -83,6 +83,8 @@ struct PrefillTile {
 };
 
 struct Kernels {
+  // Bytes of one number of its tensors.
+  int64_t number_size;
   void (*add_rms_norm)(const Norm&, int64_t begin, int64_t end);
   void (*rope_and_cache)(const Rope&, int64_t begin, int64_t end);
   void (*act_mul)(const ActMul&, int64_t begin, int64_t end);
@@ -97,8 +99,9 @@ struct Kernels {
   int64_t (*tile_queries)(const Attention&);
   // Panels [begin, end); null where it would not be faster than oneDNN.
   void (*multiply_packed)(const PackedProduct&, int64_t begin, int64_t end);
-  // Up to so many rows it is meant for, 0 where it is null: then the time goes into reading the weight.
-  int64_t packed_rows;
+  // Up to so many rows it is meant for, 0 where it is null: then the time goes into reading the weight. In a call that
+  // computes whole layers it may pay for more.
+  int64_t packed_rows, layers_rows;
   // Rows [begin, end), then panels [begin, end); null where the set has no instructions for it.
   void (*quantize)(const Int8Product&, int64_t begin, int64_t end);
   void (*multiply_int8)(const Int8Product&, int64_t begin, int64_t end);

@@ -9,55 +9,14 @@
 
 #include <atomic>
 
-#include "instruction_sets.h"
-#include "plan.h"
-
-#if defined(STEPWIRE_DEBUG)
-#include "checks.h"
-#endif
+#include "arguments.h"
+#include "attend.h"
 
 namespace stepwire {
 namespace {
 
-using at::Tensor;
-
 // Numbers that a thread handles in about the time that it takes to wake it up.
 constexpr int64_t kNumbersPerThread = 1 << 14;
-// The same for attention: products of a query head with a key, times the size of a head.
-constexpr int64_t kProductsPerThread = 1 << 16;
-
-const Kernels& kernels_of(int64_t instruction_set, const Tensor& tensor) {
-  const bool is_bfloat16 = tensor.scalar_type() == at::kBFloat16;
-  TORCH_CHECK(is_bfloat16 || tensor.scalar_type() == at::kFloat, "the kernels work on float32 and bfloat16, not ",
-              tensor.scalar_type());
-  const Kernels* kernels = find_kernels(instruction_set, is_bfloat16);
-  TORCH_CHECK(kernels, "this machine lacks the instructions of set ", instruction_set);
-  return *kernels;
-}
-
-void check_rows(const Tensor& tensor, const Tensor& like, int64_t rows, int64_t columns, const char* name) {
-  TORCH_CHECK(tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == columns && tensor.is_contiguous() &&
-                  tensor.scalar_type() == like.scalar_type(),
-              name, " must be contiguous, [", rows, ", ", columns, "] and of the same type, not ", tensor.sizes());
-}
-
-void check_floats(const Tensor& tensor, int64_t count, const char* name) {
-  TORCH_CHECK(tensor.numel() == count && tensor.is_contiguous() && tensor.scalar_type() == at::kFloat, name,
-              " must be ", count, " contiguous float32 numbers, not ", tensor.sizes());
-}
-
-template <typename Index>
-void check_indices(const Tensor& tensor, int64_t count, const char* name) {
-  TORCH_CHECK(tensor.dim() == 1 && tensor.size(0) == count && tensor.is_contiguous() &&
-                  tensor.scalar_type() == c10::CppTypeToScalarType<Index>::value,
-              name, " must be ", count, " contiguous numbers of ", sizeof(Index), " bytes, not ", tensor.sizes());
-}
-
-void check_cache(const Tensor& keys, const Tensor& values, const Tensor& like) {
-  TORCH_CHECK(keys.dim() == 4 && keys.sizes() == values.sizes() && keys.is_contiguous() && values.is_contiguous() &&
-                  keys.scalar_type() == like.scalar_type() && values.scalar_type() == like.scalar_type(),
-              "keys and values must be contiguous, [blocks, heads, slots, features] and of the same type");
-}
 
 void add_rms_norm(const Tensor& residual, const std::optional<Tensor>& x, const Tensor& weight, double eps,
                   const Tensor& out, int64_t instruction_set) {
@@ -128,66 +87,16 @@ void act_mul(const Tensor& gate_up, int64_t activation, const Tensor& out, int64
                    [&](int64_t begin, int64_t end) { kernels.act_mul(act, begin, end); });
 }
 
-// Memory of this thread that lasts, aligned for vectors.
-char* scratch(int64_t size) {
-  thread_local std::vector<char> memory;
-  if ((int64_t)memory.size() < size + 64) memory.resize(size + 64);
-  return (char*)(((uintptr_t)memory.data() + 63) / 64 * 64);
-}
-
-// Parts of one sequence and head lie side by side; each gets its place for an unfinished result.
-void give_partials(const Kernels& kernels, const Attention& a, Plan& plan, std::vector<float>& memory) {
-  const auto is_whole = [&](const DecodePart& part) {
-    return part.begin == first_visible(a, a.seq_lens[part.sequence] - 1) && part.end == a.seq_lens[part.sequence];
-  };
-  const int64_t size = kernels.partial_size(a);
-  int64_t count = 0;
-  for (const DecodePart& part : plan.parts) count += !is_whole(part);
-  if ((int64_t)memory.size() < count * size) memory.resize(count * size);
-  float* next = memory.data();
-  for (DecodePart& part : plan.parts) {
-    if (is_whole(part)) continue;
-    part.partial = next;
-    next += size;
-  }
-}
-
-void merge_partials(const Kernels& kernels, const Attention& a, const Plan& plan) {
-  const size_t count = plan.parts.size();
-  for (size_t i = 0; i < count;) {
-    size_t end = i + 1;
-    const DecodePart& first = plan.parts[i];
-    while (end < count && plan.parts[end].sequence == first.sequence && plan.parts[end].kv_head == first.kv_head) end++;
-    if (first.partial) kernels.merge(a, &first, (int64_t)(end - i));
-    i = end;
-  }
-}
-
 void attend(const Kernels& kernels, const Attention& a) {
-  thread_local Plan plan;
-  thread_local std::vector<float> partials;
-  Plan& the_plan = plan;
-  const int64_t scratch_size = kernels.scratch_size(a);
-  the_plan.work = 0;
-  plan_prefills(a, kernels.tile_queries(a), the_plan);
-  int num_threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-  plan_decodes(a, num_threads, the_plan);
-  if (the_plan.work * a.group() * a.head_dim < 2 * kProductsPerThread && num_threads > 1) {
-    the_plan.work = 0;
-    plan_decodes(a, num_threads = 1, the_plan);
-  }
-  give_partials(kernels, a, the_plan, partials);
-  std::atomic<size_t> next_tile{0};
-  at::parallel_for(0, num_threads, 1, [&](int64_t begin, int64_t end) {
-    char* memory = scratch(scratch_size);
-    for (int64_t thread = begin; thread < end; thread++) {
-      const int64_t first = the_plan.thread_starts[thread];
-      kernels.decode(a, the_plan.parts.data() + first, the_plan.thread_starts[thread + 1] - first, memory);
-    }
-    for (size_t i = next_tile++; i < the_plan.tiles.size(); i = next_tile++)
-      kernels.prefill(a, the_plan.tiles[i], memory);
+  thread_local AttentionWork the_work;
+  AttentionWork& work = the_work;
+  work.plan(kernels, a, at::in_parallel_region() ? 1 : at::get_num_threads(), false);
+  std::atomic<int64_t> next_tile{0};
+  at::parallel_for(0, work.num_shares(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t share = begin; share < end; share++) work.decode(kernels, a, share);
+    for (int64_t i = next_tile++; i < work.num_tiles(); i = next_tile++) work.prefill(kernels, a, i);
   });
-  merge_partials(kernels, a, the_plan);
+  work.merge(kernels, a);
 }
 
 void paged_attention(const Tensor& query, const Tensor& keys, const Tensor& values, const Tensor& block_tables,
@@ -231,25 +140,16 @@ void paged_attention(const Tensor& query, const Tensor& keys, const Tensor& valu
   attend(kernels_of(instruction_set, query), attention);
 }
 
-void check_bias(const std::optional<Tensor>& bias, const Tensor& x, int64_t columns) {
-  if (bias)
-    TORCH_CHECK(bias->numel() == columns && bias->is_contiguous() && bias->scalar_type() == x.scalar_type(),
-                "bias must be ", columns, " contiguous numbers of the type of x");
-}
-
-// weight: [panels, depth / n, columns of a panel, n], n numbers of a column side by side.
 Tensor multiply_packed(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, int64_t columns,
                        int64_t instruction_set) {
-  TORCH_CHECK(x.dim() == 2 && weight.dim() == 4, "x must have two dimensions and a weight in panels four");
-  const int64_t rows = x.size(0), depth = x.size(1), width = weight.size(2), padded = weight.size(1) * weight.size(3);
+  TORCH_CHECK(x.dim() == 2, "x must have two dimensions");
+  const int64_t rows = x.size(0), depth = x.size(1);
   const Kernels& kernels = kernels_of(instruction_set, x);
   TORCH_CHECK(kernels.multiply_packed, "set ", instruction_set, " has no products with packed weights");
   check_rows(x, x, rows, depth, "x");
-  TORCH_CHECK(weight.is_contiguous() && weight.scalar_type() == x.scalar_type() && padded >= depth &&
-                  weight.size(3) == 4 / x.element_size() && width % 16 == 0 && columns > 0 &&
-                  (columns + width - 1) / width == weight.size(0),
-              "a weight of panels ", weight.sizes(), " can not take ", depth, " numbers to ", columns);
+  check_panels(weight, x, depth, columns);
   check_bias(bias, x, columns);
+  const int64_t width = weight.size(2), padded = weight.size(1) * weight.size(3);
   Tensor out = at::empty({rows, columns}, x.options());
   const PackedProduct product{x.const_data_ptr(), weight.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr,
                               out.mutable_data_ptr(), rows, columns, depth, width, padded};
@@ -287,10 +187,18 @@ Tensor multiply_int8(const Tensor& x, const Tensor& weight, const Tensor& scales
   return out;
 }
 
-int64_t packed_rows(bool is_bfloat16, int64_t instruction_set) {
+const Kernels& available_kernels(bool is_bfloat16, int64_t instruction_set) {
   const Kernels* kernels = find_kernels(instruction_set, is_bfloat16);
   TORCH_CHECK(kernels, "this machine lacks the instructions of set ", instruction_set);
-  return kernels->packed_rows;
+  return *kernels;
+}
+
+int64_t packed_rows(bool is_bfloat16, int64_t instruction_set) {
+  return available_kernels(is_bfloat16, instruction_set).packed_rows;
+}
+
+int64_t layers_rows(bool is_bfloat16, int64_t instruction_set) {
+  return available_kernels(is_bfloat16, instruction_set).layers_rows;
 }
 
 bool has_int8(int64_t instruction_set) {
@@ -307,6 +215,7 @@ TORCH_LIBRARY(STEPWIRE_NAMESPACE, m) {
   m.def("has_instruction_set(int instruction_set) -> bool", stepwire::has_instruction_set);
   m.def("has_int8(int instruction_set) -> bool", stepwire::has_int8);
   m.def("packed_rows(bool is_bfloat16, int instruction_set) -> int", stepwire::packed_rows);
+  m.def("layers_rows(bool is_bfloat16, int instruction_set) -> int", stepwire::layers_rows);
   m.def("multiply_packed(Tensor x, Tensor weight, Tensor? bias, int columns, int instruction_set) -> Tensor");
   m.def(
       "multiply_int8(Tensor x, Tensor weight, Tensor scales, Tensor sums, Tensor? bias, int columns, "

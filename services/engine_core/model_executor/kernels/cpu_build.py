@@ -84,7 +84,7 @@ def _commands(compiler: str, build_dir: Path, is_debug: bool) -> list[list[str]]
 def _units(is_debug: bool) -> list[tuple[str, str, tuple[str, ...]]]:
     """Name, source and flags of each object file."""
     namespace = "stepwire_debug" if is_debug else "stepwire"
-    ops_flags = (
+    torch_flags = (
         "-fopenmp",
         f"-DSTEPWIRE_NAMESPACE={namespace}",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
@@ -92,7 +92,7 @@ def _units(is_debug: bool) -> list[tuple[str, str, tuple[str, ...]]]:
     )
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     return [
-        ("ops", "ops.cpp", (*_BASE_FLAGS, *ops_flags)),
+        *((source, f"{source}.cpp", (*_BASE_FLAGS, *torch_flags)) for source in ("ops", "layers")),
         *(
             (name, "kernels.cpp", (*_BASE_FLAGS, *_SET_FLAGS[name], f"-DSTEPWIRE_TABLE={name}_kernels"))
             for name in _SET_FLAGS

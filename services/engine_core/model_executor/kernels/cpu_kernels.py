@@ -32,6 +32,7 @@ class CpuKernels:
         self._rope_and_cache = operators.rope_and_cache.default
         self._paged_attention = operators.paged_attention.default
         self._act_mul = operators.act_mul.default
+        self._operators = operators
         self.few_rows = FewRows(operators, instruction_set)
         # None where the CPU has no instructions for it.
         self.int8 = Int8Products(operators, instruction_set) if operators.has_int8(self._set) else None
@@ -81,3 +82,15 @@ class CpuKernels:
 
     def act_mul(self, gate_up: torch.Tensor, activation: Activation, out: torch.Tensor) -> None:
         self._act_mul(gate_up, _ACTIVATIONS[activation], out, self._set)
+
+    def new_decoder_layers(self) -> Any:
+        """An object that computes whole layers (csrc/layers.cpp), without any as yet."""
+        return getattr(torch.classes, self._operators.name).DecoderLayers(self._set)
+
+    def max_tokens_of_layers(self, dtype: torch.dtype) -> int:
+        """With more of them one operation after the other may be faster."""
+        return int(self._operators.layers_rows(dtype == torch.bfloat16, self._set))
+
+    def activation_number(self, activation: Activation) -> int:
+        """As `new_decoder_layers` takes it."""
+        return _ACTIVATIONS[activation]

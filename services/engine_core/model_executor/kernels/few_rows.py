@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +20,16 @@ from engine_core.model_executor.kernels.cpu_build import INSTRUCTION_SETS
 _PANEL_WIDTHS = (64, 48, 32, 16)
 
 
+@dataclass(frozen=True, slots=True)
+class PanelWeight:
+    """A packed weight [columns, depth] as it lies in memory. Good for as long as the packed one is."""
+
+    panels: torch.Tensor
+    bias: torch.Tensor | None
+    columns: int
+    depth: int
+
+
 class FewRows:
     """For float32 and bfloat16, and one instruction set."""
 
@@ -27,16 +38,17 @@ class FewRows:
         self._operators = operators
         self._multiply = operators.multiply_packed.default
 
-    def product(
-        self, packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """x [T, in] -> [T, out] out of `packed`; None where it lies in a way not known here, or oneDNN is as fast."""
+    def read(self, packed: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> PanelWeight | None:
+        """How `packed` lies in memory; None where that is not known here, or oneDNN is as fast."""
         if self.max_rows(weight.dtype) == 0:
             return None
         panels = panels_of(packed, weight.shape, weight.dtype)
-        if panels is None:
-            return None
-        multiply, columns, instruction_set = self._multiply, len(weight), self._set
+        return None if panels is None else PanelWeight(panels, bias, columns=len(weight), depth=weight.shape[1])
+
+    def product(self, weight: PanelWeight) -> Callable[[torch.Tensor], torch.Tensor]:
+        """x [T, in] -> [T, out]"""
+        multiply, instruction_set = self._multiply, self._set
+        panels, bias, columns = weight.panels, weight.bias, weight.columns
         return lambda x: multiply(x, panels, bias, columns, instruction_set)
 
     def max_rows(self, dtype: torch.dtype) -> int:

@@ -7,6 +7,7 @@ it. Owner: the thread that runs the model; built by the one that starts the engi
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.loader import LoadedModel
 from engine_core.model_executor.model_weights import ModelWeights
 from engine_core.model_executor.models.decoder_layer import DecoderLayer, Norm, make_layer, make_norm, make_ropes
+from engine_core.model_executor.models.fused_layers import Rotation, fuse_layers
 from engine_core.model_executor.models.linear import FusedLinear, LinearOptions, Reduce
 from engine_core.model_executor.models.rope import Rope
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
@@ -81,11 +83,12 @@ class NativeDecoder:
         self._attended_size = int(decoder.layers[0].self_attn.o_proj.in_features)
         self._activated_size = int(decoder.layers[0].mlp.down_proj.in_features)
         ropes = make_ropes(decoder.rotary_emb, config)
-        self._layers: list[DecoderLayer] = [
+        layers = self._layers = [
             make_layer(layer, index, config, ropes, self._options[index], self._reduce, self._linear_options)
             for index, layer in enumerate(decoder.layers)
         ]
-        self._ropes: set[Rope] = {layer.rope for layer in self._layers}
+        self._fused = fuse_layers(self._kernels, layers, self.layer_groups, self._loaded.dtype)
+        self._ropes: set[Rope] = {layer.rope for layer in layers}
         self._final_norm: Norm = make_norm(decoder.norm, config)
         head = self._module.lm_head
         self._lm_head: FusedLinear | None = FusedLinear(
@@ -94,6 +97,7 @@ class NativeDecoder:
 
     def unpack(self) -> None:
         """Give the weights back to the module; nothing runs before the next `pack`."""
+        self._fused = None
         for layer in self._layers:
             for linear in layer.linears:
                 linear.unpack()
@@ -109,7 +113,7 @@ class NativeDecoder:
 
     def _let_go(self) -> None:
         self._layers, self._lm_head = [], None
-        self._hidden = None
+        self._fused, self._hidden = None, None
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor, context: PagedAttention
@@ -119,12 +123,7 @@ class NativeDecoder:
             raise InvariantViolation("a forward pass while the weights are out of use")
         residual = self._embedding(input_ids)
         rotations = {rope: rope(positions) for rope in self._ropes}
-        buffers = self._buffers(residual)
-        branch: torch.Tensor | None = None
-        for layer in self._layers:
-            cache, metadata = context.caches[layer.index], context.metadata[layer.index]
-            attended = self._attend(layer, residual, branch, rotations[layer.rope], cache, metadata, buffers)
-            branch = self._transform(layer, residual, attended, buffers)
+        branch = self._run_all(residual, rotations, context)
         self._hidden = self._add_norm(residual, branch, self._final_norm, torch.empty_like(residual))
         return self.logits(logits_indices)
 
@@ -150,12 +149,31 @@ class NativeDecoder:
             self.pack()
         return moved_bytes
 
+    def _run_all(
+        self, residual: torch.Tensor, rotations: Mapping[Rope, Rotation], context: PagedAttention
+    ) -> torch.Tensor | None:
+        if self._fused is not None and len(residual) <= self._fused.max_tokens:
+            return self._fused.run(residual, rotations, context)
+        return self._run_layers(residual, rotations, context)
+
+    def _run_layers(
+        self, residual: torch.Tensor, rotations: Mapping[Rope, Rotation], context: PagedAttention
+    ) -> torch.Tensor | None:
+        """Adds to residual; what the last layer has still to add."""
+        buffers = self._buffers(residual)
+        branch: torch.Tensor | None = None
+        for layer in self._layers:
+            cache, metadata = context.caches[layer.index], context.metadata[layer.index]
+            attended = self._attend(layer, residual, branch, rotations[layer.rope], cache, metadata, buffers)
+            branch = self._transform(layer, residual, attended, buffers)
+        return branch
+
     def _attend(
         self,
         layer: DecoderLayer,
         residual: torch.Tensor,
         branch: torch.Tensor | None,
-        rotation: tuple[torch.Tensor, torch.Tensor],
+        rotation: Rotation,
         cache: LayerKVCache,
         metadata: AttentionMetadata,
         buffers: _Buffers,

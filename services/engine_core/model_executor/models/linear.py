@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from engine_core.model_executor.kernels.few_rows import FewRows
+from engine_core.model_executor.kernels.few_rows import FewRows, PanelWeight
 from engine_core.model_executor.kernels.int8_weights import Int8Products, Int8Weight, int8_panels, values_of
 from stepwire.errors import InvariantViolation
 
@@ -54,6 +54,8 @@ class FusedLinear:
         bias = _joined([part.bias.data for part in parts]) if parts[0].bias is not None else None
         # Opaque to everything but its kernel.
         self._packed: torch.Tensor | None = None
+        # The same memory as the kernel for few rows reads it, where there is one.
+        self.panels: PanelWeight | None = None
         # Panels and scales.
         self._int8: tuple[torch.Tensor, torch.Tensor] | None = None
         if self._options.int8 is not None:
@@ -69,9 +71,13 @@ class FusedLinear:
         product = self._product(x)
         return product if self._reduce is None else self._reduce(product)
 
+    @property
+    def is_reduced(self) -> bool:
+        return self._reduce is not None
+
     def unpack(self) -> None:
         """Give the weights back to the module. No product may be asked for afterwards."""
-        packed, self._packed = self._packed, None
+        packed, self._packed, self.panels = self._packed, None, None
         int8, self._int8 = self._int8, None
         # It holds the packed form, which goes before the next one is unpacked.
         self._product = _given_back
@@ -83,12 +89,12 @@ class FusedLinear:
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
         packed = self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         few_rows = self._options.few_rows
-        of_few = few_rows.product(packed, weight, bias) if few_rows is not None else None
+        self.panels = few_rows.read(packed, weight, bias) if few_rows is not None else None
         self._empty_parts()
         multiply = torch.ops.mkldnn._linear_pointwise.default
-        if few_rows is None or of_few is None:
+        if few_rows is None or self.panels is None:
             return lambda x: multiply(x, packed, bias, "none", [], "")
-        most = few_rows.max_rows(weight.dtype)
+        of_few, most = few_rows.product(self.panels), few_rows.max_rows(weight.dtype)
         return lambda x: of_few(x) if len(x) <= most else multiply(x, packed, bias, "none", [], "")
 
     def _quantize(self, int8: Int8Products, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:

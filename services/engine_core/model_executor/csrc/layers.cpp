@@ -1,0 +1,309 @@
+// All layers of a decoder in one call, for a few tokens: threads are woken up once a step and not once an operation.
+//
+// It computes what the operators of ops.cpp compute one by one, with the same kernels.
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <omp.h>
+#include <torch/custom_class.h>
+
+#include <array>
+
+#include "arguments.h"
+#include "attend.h"
+#include "team.h"
+
+namespace stepwire {
+namespace {
+
+// Numbers that are worth going to memory of another core for.
+constexpr int64_t kNumbersPerPart = 1 << 12;
+
+// Of one product: with a few thousand numbers each they fill half of the cache that a core has to itself.
+constexpr int64_t kBlockRows = 128;
+
+using OptionalTensor = std::optional<Tensor>;
+
+struct Linear {
+  Tensor panels;
+  OptionalTensor bias;
+  int64_t depth, columns;
+
+  PackedProduct product(const Tensor& x, const Tensor& out) const {
+    return {x.const_data_ptr(),       panels.const_data_ptr(),
+            bias ? bias->const_data_ptr() : nullptr,
+            out.mutable_data_ptr(),   x.size(0),
+            columns,                  depth,
+            panels.size(2),           panels.size(1) * panels.size(3)};
+  }
+};
+
+// A norm that a family of models does not have is not there.
+struct RmsNorm {
+  OptionalTensor weight;
+  float eps;
+
+  const float* numbers() const { return weight ? weight->const_data_ptr<float>() : nullptr; }
+};
+
+struct Layer {
+  Linear qkv, o, gate_up, down;
+  RmsNorm input, mlp, post_attention, post_mlp, query, key;
+  int64_t activation, window, rope, group;
+  float scale, softcap;
+};
+
+// What a step brings: of each kind of rope its rotations, of each layer its cache, of each group of layers its batch.
+struct Step {
+  const std::vector<Tensor>&cos, &sin, &keys, &values, &slots, &block_tables, &seq_lens, &query_starts;
+};
+
+// What all layers write to in turn.
+struct Buffers {
+  Tensor normed, qkv, attended, branch, gate_up, activated;
+};
+
+// One layer's part in one step.
+struct LayerCall {
+  const Layer* layer;
+  Norm input, mlp, post_attention, post_mlp;
+  PackedProduct qkv, o, gate_up, down;
+  Rope rope;
+  Attention attention;
+  const AttentionWork* work;
+  ActMul act;
+};
+
+class DecoderLayers : public torch::CustomClassHolder {
+ public:
+  explicit DecoderLayers(int64_t instruction_set) : instruction_set_(instruction_set) {}
+
+  // Of qkv, o, gate_up, down; norms: input, mlp, post_attention?, post_mlp?, query?, key?; numbers: activation, window,
+  // number of its rope, number of its group.
+  void add(std::vector<Tensor> panels, std::vector<OptionalTensor> biases, std::vector<int64_t> depths,
+           std::vector<int64_t> columns, std::vector<OptionalTensor> norms, std::vector<double> eps,
+           std::vector<int64_t> numbers, double scale, double softcap) {
+    TORCH_CHECK(panels.size() == 4 && biases.size() == 4 && depths.size() == 4 && columns.size() == 4 &&
+                    norms.size() == 6 && eps.size() == 6 && numbers.size() == 4,
+                "a layer has four products, six norms and four numbers");
+    std::array<Linear, 4> linears;
+    for (int i = 0; i < 4; i++) {
+      check_panels(panels[i], panels[0], depths[i], columns[i]);
+      check_bias(biases[i], panels[0], columns[i]);
+      linears[i] = {panels[i], biases[i], depths[i], columns[i]};
+    }
+    const int64_t n = depths[0];
+    TORCH_CHECK(columns[1] == n && depths[2] == n && columns[3] == n && columns[2] == 2 * depths[3],
+                "products of a layer that do not fit each other");
+    std::array<RmsNorm, 6> rms_norms;
+    for (int i = 0; i < 6; i++) {
+      TORCH_CHECK(i > 1 || norms[i], "a layer has norms before its attention and its MLP");
+      if (norms[i] && i < 4) check_floats(*norms[i], n, "norm");
+      rms_norms[i] = {norms[i], (float)eps[i]};
+    }
+    TORCH_CHECK(norms[4].has_value() == norms[5].has_value(), "norms of queries and keys come together");
+    layers_.push_back({linears[0], linears[1], linears[2], linears[3], rms_norms[0], rms_norms[1], rms_norms[2],
+                       rms_norms[3], rms_norms[4], rms_norms[5], numbers[0], numbers[1], numbers[2], numbers[3],
+                       (float)scale, (float)softcap});
+  }
+
+  // residual [T, n], which it adds to -> what the last layer's MLP has to add, [T, n].
+  Tensor run(const Tensor& residual, const std::vector<Tensor>& cos, const std::vector<Tensor>& sin,
+             const std::vector<Tensor>& keys, const std::vector<Tensor>& values, const std::vector<Tensor>& slots,
+             const std::vector<Tensor>& block_tables, const std::vector<Tensor>& seq_lens,
+             const std::vector<Tensor>& query_starts) {
+    TORCH_CHECK(!layers_.empty() && residual.dim() == 2, "no layers, or a residual that has not two dimensions");
+    const Kernels& kernels = kernels_of(instruction_set_, residual);
+    TORCH_CHECK(kernels.multiply_packed, "set ", instruction_set_, " has no products with packed weights");
+    const Step step{cos, sin, keys, values, slots, block_tables, seq_lens, query_starts};
+    check_step(residual, step);
+    const int num_threads = at::in_parallel_region() ? 1 : at::get_num_threads();
+    const Buffers buffers = make_buffers(residual);
+    std::vector<LayerCall> calls;
+    for (size_t i = 0; i < layers_.size(); i++) calls.push_back(make_call(residual, step, i, buffers));
+    plan(kernels, calls, num_threads);
+    std::optional<Team> team;
+#pragma omp parallel num_threads(num_threads)
+    {
+#pragma omp single
+      team.emplace(omp_get_num_threads());
+      for (const LayerCall& call : calls) run_layer(kernels, *team, call, residual.size(0));
+    }
+    return buffers.branch;
+  }
+
+ private:
+  void check_step(const Tensor& residual, const Step& s) const {
+    const int64_t tokens = residual.size(0);
+    check_rows(residual, residual, tokens, layers_[0].qkv.depth, "residual");
+    TORCH_CHECK(s.cos.size() == s.sin.size() && s.keys.size() == layers_.size() && s.values.size() == s.keys.size() &&
+                    s.block_tables.size() == s.slots.size() && s.seq_lens.size() == s.slots.size() &&
+                    s.query_starts.size() == s.slots.size(),
+                "caches of ", s.keys.size(), " layers for ", layers_.size(), ", or lists of unequal lengths");
+    for (size_t i = 0; i < layers_.size(); i++) check_layer(residual, s, layers_[i], s.keys[i], s.values[i]);
+    for (size_t g = 0; g < s.slots.size(); g++) {
+      check_indices<int64_t>(s.slots[g], tokens, "slots");
+      const Tensor& tables = s.block_tables[g];
+      TORCH_CHECK(tables.dim() == 2 && tables.stride(1) == 1 && tables.scalar_type() == at::kInt,
+                  "block_tables must be int32 rows");
+      check_indices<int32_t>(s.seq_lens[g], tables.size(0), "seq_lens");
+      check_indices<int32_t>(s.query_starts[g], tables.size(0) + 1, "query_starts");
+    }
+  }
+
+  static void check_layer(const Tensor& residual, const Step& s, const Layer& layer, const Tensor& keys,
+                          const Tensor& values) {
+    check_cache(keys, values, residual);
+    const int64_t head_dim = keys.size(3), tokens = residual.size(0);
+    TORCH_CHECK(head_dim > 0 && layer.qkv.columns == layer.o.depth + 2 * keys.size(1) * head_dim &&
+                    layer.o.depth % (head_dim * keys.size(1)) == 0,
+                "a cache of ", keys.sizes(), " does not fit the layer's heads");
+    TORCH_CHECK(layer.rope >= 0 && layer.rope < (int64_t)s.cos.size() && layer.group >= 0 &&
+                    layer.group < (int64_t)s.slots.size(),
+                "no rotation or no batch for a layer");
+    const Tensor &cos = s.cos[layer.rope], &sin = s.sin[layer.rope];
+    TORCH_CHECK(cos.dim() == 2 && 2 * cos.size(1) <= head_dim, "cos must be [tokens, at most ", head_dim / 2, "]");
+    check_floats(cos, tokens * cos.size(1), "cos");
+    check_floats(sin, tokens * cos.size(1), "sin");
+    if (layer.query.weight) {
+      check_floats(*layer.query.weight, head_dim, "query_norm");
+      check_floats(*layer.key.weight, head_dim, "key_norm");
+    }
+#if defined(STEPWIRE_DEBUG)
+    check_slots(s.slots[layer.group], keys);
+    check_batch(residual, keys, s.block_tables[layer.group], s.seq_lens[layer.group], s.query_starts[layer.group]);
+#endif
+  }
+
+  Buffers make_buffers(const Tensor& residual) const {
+    const Layer& layer = layers_[0];
+    const auto make = [&](int64_t columns) { return at::empty({residual.size(0), columns}, residual.options()); };
+    return {make(layer.qkv.depth), make(layer.qkv.columns),     make(layer.o.depth),
+            make(layer.qkv.depth), make(layer.gate_up.columns), make(layer.down.depth)};
+  }
+
+  LayerCall make_call(const Tensor& residual, const Step& s, size_t index, const Buffers& b) const {
+    const Layer& layer = layers_[index];
+    const Tensor &keys = s.keys[index], &tables = s.block_tables[layer.group], &cos = s.cos[layer.rope];
+    const int64_t num_kv_heads = keys.size(1), head_dim = keys.size(3), n = layer.qkv.depth;
+    const int64_t num_heads = layer.o.depth / head_dim;
+    void *stream = residual.mutable_data_ptr(), *branch = b.branch.mutable_data_ptr();
+    void* normed = b.normed.mutable_data_ptr();
+    const auto post = [&](const RmsNorm& norm) { return Norm{branch, nullptr, norm.numbers(), branch, n, norm.eps}; };
+    return {
+        &layer,
+        {stream, index ? branch : nullptr, layer.input.numbers(), normed, n, layer.input.eps},
+        {stream, branch, layer.mlp.numbers(), normed, n, layer.mlp.eps},
+        post(layer.post_attention),
+        post(layer.post_mlp),
+        layer.qkv.product(b.normed, b.qkv),
+        layer.o.product(b.attended, b.branch),
+        layer.gate_up.product(b.normed, b.gate_up),
+        layer.down.product(b.activated, b.branch),
+        {b.qkv.mutable_data_ptr(), cos.const_data_ptr<float>(), s.sin[layer.rope].const_data_ptr<float>(),
+         keys.mutable_data_ptr(), s.values[index].mutable_data_ptr(), s.slots[layer.group].const_data_ptr<int64_t>(),
+         layer.query.numbers(), layer.key.numbers(), layer.query.eps, num_heads, num_kv_heads, head_dim, cos.size(1),
+         keys.size(2)},
+        {b.qkv.const_data_ptr(), b.attended.mutable_data_ptr(), keys.const_data_ptr(),
+         s.values[index].const_data_ptr(), tables.const_data_ptr<int32_t>(),
+         s.seq_lens[layer.group].const_data_ptr<int32_t>(), s.query_starts[layer.group].const_data_ptr<int32_t>(),
+         layer.qkv.columns, tables.stride(0), tables.size(0), num_heads, num_kv_heads, head_dim, keys.size(2),
+         layer.window, layer.scale, layer.softcap},
+        nullptr,
+        {b.gate_up.const_data_ptr(), b.activated.mutable_data_ptr(), layer.down.depth, layer.activation},
+    };
+  }
+
+  // Once for all layers that attend to the same keys.
+  void plan(const Kernels& kernels, std::vector<LayerCall>& calls, int num_threads) {
+    std::vector<const LayerCall*> planned;
+    for (LayerCall& call : calls) {
+      const auto is_same = [&](const LayerCall* other) {
+        const Attention &x = call.attention, &y = other->attention;
+        return x.block_tables == y.block_tables && x.window == y.window && x.num_kv_heads == y.num_kv_heads &&
+               x.num_heads == y.num_heads && x.head_dim == y.head_dim && x.block_size == y.block_size;
+      };
+      const auto found = std::find_if(planned.begin(), planned.end(), is_same);
+      if (found != planned.end()) {
+        call.work = (*found)->work;
+        continue;
+      }
+      if (works_.size() <= planned.size()) works_.push_back(std::make_unique<AttentionWork>());
+      AttentionWork& work = *works_[planned.size()];
+      work.plan(kernels, call.attention, num_threads, true);
+      call.work = &work;
+      planned.push_back(&call);
+    }
+  }
+
+  static void run_layer(const Kernels& kernels, Team& team, const LayerCall& call, int64_t rows) {
+    const auto multiply = [&](const PackedProduct& product) { share_product(kernels, team, product); };
+    const auto for_rows = [&](int64_t columns, const auto& f) {
+      team.share(rows, std::max<int64_t>(1, kNumbersPerPart / columns), f);
+    };
+    const int64_t n = call.input.num_features;
+    for_rows(n, [&](int64_t begin, int64_t end) { kernels.add_rms_norm(call.input, begin, end); });
+    multiply(call.qkv);
+    for_rows(call.qkv.columns, [&](int64_t begin, int64_t end) { kernels.rope_and_cache(call.rope, begin, end); });
+    attend(kernels, team, call);
+    multiply(call.o);
+    for_rows(n, [&](int64_t begin, int64_t end) {
+      if (call.post_attention.weight) kernels.add_rms_norm(call.post_attention, begin, end);
+      kernels.add_rms_norm(call.mlp, begin, end);
+    });
+    multiply(call.gate_up);
+    for_rows(call.gate_up.columns, [&](int64_t begin, int64_t end) { kernels.act_mul(call.act, begin, end); });
+    multiply(call.down);
+    if (call.post_mlp.weight)
+      for_rows(n, [&](int64_t begin, int64_t end) { kernels.add_rms_norm(call.post_mlp, begin, end); });
+  }
+
+  // In blocks of rows that stay in a core's own cache while the panels pass by.
+  static void share_product(const Kernels& kernels, Team& team, const PackedProduct& product) {
+    const int64_t panels = (product.columns + product.panel_columns - 1) / product.panel_columns;
+    const int64_t num_blocks = (product.rows + kBlockRows - 1) / kBlockRows;
+    team.share(num_blocks * panels, 1, [&](int64_t begin, int64_t end) {
+      while (begin < end) {
+        const int64_t block = begin / panels, last = std::min(end, (block + 1) * panels);
+        const PackedProduct part = rows_of(product, block * kBlockRows, kernels.number_size);
+        kernels.multiply_packed(part, begin - block * panels, last - block * panels);
+        begin = last;
+      }
+    });
+  }
+
+  static PackedProduct rows_of(const PackedProduct& product, int64_t first, int64_t number_size) {
+    PackedProduct part = product;
+    part.x = (const char*)product.x + first * product.depth * number_size;
+    part.out = (char*)product.out + first * product.columns * number_size;
+    part.rows = std::min(product.rows - first, kBlockRows);
+    return part;
+  }
+
+  static void attend(const Kernels& kernels, Team& team, const LayerCall& call) {
+    const AttentionWork& work = *call.work;
+    const Attention& attention = call.attention;
+    // Decodes first: a share of them is long.
+    const int64_t num_shares = work.num_shares();
+    const auto do_one = [&](int64_t i) {
+      i < num_shares ? work.decode(kernels, attention, i) : work.prefill(kernels, attention, i - num_shares);
+    };
+    team.share_singly(num_shares + work.num_tiles(), do_one);
+    if (work.is_merged()) team.alone([&] { work.merge(kernels, attention); });
+  }
+
+  const int64_t instruction_set_;
+  std::vector<Layer> layers_;
+  // They last, because their memory does.
+  std::vector<std::unique_ptr<AttentionWork>> works_;
+};
+
+}  // namespace
+}  // namespace stepwire
+
+TORCH_LIBRARY_FRAGMENT(STEPWIRE_NAMESPACE, m) {
+  m.class_<stepwire::DecoderLayers>("DecoderLayers")
+      .def(torch::init<int64_t>())
+      .def("add", &stepwire::DecoderLayers::add)
+      .def("run", &stepwire::DecoderLayers::run);
+}

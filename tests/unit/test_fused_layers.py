@@ -1,0 +1,219 @@
+"""All layers in one call: to the last bit what the loop over single operations computes with the same kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine_core.config import EngineSettings
+from engine_core.model_executor.attention.kv_cache import LayerKVCache
+from engine_core.model_executor.attention.metadata import AttentionMetadata, build_attention_metadata
+from engine_core.model_executor.attention.paged_attention import PagedAttention
+from engine_core.model_executor.kernels.cpu_kernels import CpuKernels
+from engine_core.model_executor.kernels.cpu_library import available_sets, load_operators
+from engine_core.model_executor.loader import load_model
+from engine_core.model_executor.models.choice import choose_backend
+from engine_core.model_executor.models.decoder import NativeDecoder
+from fakes.tiny_models import save_tiny_model, tiny_configs
+from skips import require_program
+
+pytestmark = pytest.mark.instructions
+
+BLOCK_SIZE = 16
+# Norms of queries and keys; biases; norms after a branch, two groups of layers, soft caps; layers without rotation.
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "smollm3", "phi3_partial_rope")
+# (tokens before, tokens of this step) of each sequence.
+DECODES = [(0, 1), (17, 1), (40, 1), (5, 1)]
+ONE_LONG = [(90, 1)]
+MIXED = [(3, 9), (20, 1), (0, 20), (33, 1), (16, 2)]
+
+
+def kernels_of(name: str, *, is_debug: bool = False) -> CpuKernels:
+    require_program("c++", "g++", "clang++", how="apt-get install g++")
+    operators = load_operators(lambda _: None, is_debug=is_debug)
+    if name not in available_sets(operators):
+        pytest.skip(f"needs a CPU with {name}")
+    return CpuKernels(operators, name)
+
+
+# The other sets have no products of their own.
+@pytest.fixture(scope="module", params=["amx", "avx512"])
+def kernels(request) -> CpuKernels:
+    return kernels_of(request.param)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """The number of them is restored."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory):
+    root = tmp_path_factory.mktemp("fused")
+    return {name: save_tiny_model(root / name, tiny_configs()[name]) for name in FAMILIES}
+
+
+def decoder_of(directory, kernels: CpuKernels, dtype: str = "bfloat16") -> NativeDecoder:
+    settings = EngineSettings(model="m", device="cpu", dtype=dtype, model_impl="native")
+    backend = choose_backend(settings, load_model(settings, directory, lambda _: None), kernels, None)
+    assert isinstance(backend, NativeDecoder)
+    return backend
+
+
+class Batch:
+    """One step of some sequences, over caches whose earlier tokens are random."""
+
+    def __init__(self, decoder: NativeDecoder, sequences: list[tuple[int, int]]) -> None:
+        before, query_lens = (np.array(column) for column in zip(*sequences, strict=True))
+        seq_lens, starts = before + query_lens, np.concatenate([[0], np.cumsum(query_lens)])
+        num_blocks = -(-seq_lens // BLOCK_SIZE)
+        tables = np.zeros((len(sequences), num_blocks.max()), dtype=np.int64)
+        for row, count in enumerate(num_blocks):
+            tables[row, :count] = 1 + num_blocks[:row].sum() + np.arange(count)
+        positions = np.concatenate([np.arange(b, b + q) for b, q in sequences])
+        rows = np.repeat(np.arange(len(sequences)), query_lens)
+        self.decoder = decoder
+        self.dtype = decoder._loaded.dtype
+        self.positions = torch.from_numpy(positions)
+        self.last = torch.from_numpy(starts[1:] - 1)
+        self.ids = torch.randint(3, 60, (len(positions),), generator=torch.Generator().manual_seed(1))
+        self.num_blocks = 1 + int(num_blocks.sum())
+        self.metadata: AttentionMetadata = build_attention_metadata(
+            query_start_loc=starts,
+            seq_lens=seq_lens,
+            prompt_lens=seq_lens,
+            block_tables=tables,
+            slot_mapping=tables[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE,
+            block_size=BLOCK_SIZE,
+            device=torch.device("cpu"),
+        )
+
+    def caches(self) -> dict[int, LayerKVCache]:
+        generator = torch.Generator().manual_seed(2)
+        caches = {}
+        for index, spec in self.decoder.layer_specs.items():
+            cache = LayerKVCache(spec, self.num_blocks, BLOCK_SIZE, self.dtype, torch.device("cpu"))
+            for tensor in (cache.keys, cache.values):
+                tensor.copy_(torch.randn(tensor.shape, generator=generator))
+            caches[index] = cache
+        return caches
+
+    @torch.inference_mode()
+    def run(self, caches: dict[int, LayerKVCache], metadata: AttentionMetadata | None = None) -> torch.Tensor:
+        context = PagedAttention(caches, dict.fromkeys(caches, metadata or self.metadata))
+        return self.decoder.forward(self.ids, self.positions, self.last, context)
+
+    def logits_and_caches(self) -> list[torch.Tensor]:
+        caches = self.caches()
+        logits = self.run(caches)
+        return [logits, *(tensor for cache in caches.values() for tensor in (cache.keys, cache.values))]
+
+
+def assert_same(decoder: NativeDecoder, batch: Batch) -> None:
+    """With and without the call for all layers; what is written into the cache too."""
+    assert decoder._fused is not None
+    assert len(batch.ids) <= decoder._fused.max_tokens
+    fused, found = decoder._fused, batch.logits_and_caches()
+    decoder._fused = None
+    try:
+        expected = batch.logits_and_caches()
+    finally:
+        decoder._fused = fused
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert found[0].isfinite().all()
+
+
+@pytest.mark.parametrize("sequences", [DECODES, ONE_LONG], ids=["decodes", "one long"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(directories, kernels, family, dtype, sequences):
+    decoder = decoder_of(directories[family], kernels, dtype)
+    assert_same(decoder, Batch(decoder, sequences))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_beside_decodes(directories, kernels, family):
+    decoder = decoder_of(directories[family], kernels)
+    if len(Batch(decoder, MIXED).ids) > kernels.few_rows.max_rows(torch.bfloat16):
+        pytest.skip("needs a CPU with the tile unit")
+    assert_same(decoder, Batch(decoder, MIXED))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3, 8])
+def test_any_number_of_threads(directories, kernels, threads, num_threads):
+    """More than there are cores too: those who wait let the others work."""
+    decoder = decoder_of(directories["gemma2"], kernels)
+    torch.set_num_threads(num_threads)
+    for sequences in (DECODES, ONE_LONG):
+        assert_same(decoder, Batch(decoder, sequences))
+
+
+def test_a_long_prompt(directories, kernels):
+    """Rows of a product are taken in blocks; oneDNN, which the loop uses for so many, adds up in another order."""
+    decoder = decoder_of(directories["llama"], kernels)
+    batch = Batch(decoder, [(0, 120), (7, 110), (0, 90)])
+    assert decoder._fused is not None
+    if len(batch.ids) > decoder._fused.max_tokens:
+        pytest.skip("needs a CPU with the tile unit")
+    fused, found = decoder._fused, batch.logits_and_caches()
+    decoder._fused = None
+    expected = batch.logits_and_caches()
+    decoder._fused = fused
+    for one, other in zip(found, expected, strict=True):
+        assert float((one.float() - other.float()).norm()) <= 0.02 * float(other.float().norm())
+
+
+def test_more_tokens_than_it_is_meant_for_take_the_other_way(directories, kernels):
+    decoder = decoder_of(directories["llama"], kernels)
+    assert decoder._fused is not None
+    batch = Batch(decoder, DECODES)
+    expected = batch.logits_and_caches()[0]
+    decoder._fused.max_tokens = len(batch.ids) - 1
+    decoder._fused.run = None  # type: ignore[method-assign, assignment]  # it would be called
+    assert torch.equal(batch.logits_and_caches()[0], expected)
+
+
+def test_new_weights_are_seen(directories, kernels):
+    decoder = decoder_of(directories["llama"], kernels)
+    batch = Batch(decoder, DECODES)
+    before = batch.logits_and_caches()[0]
+    decoder.unpack()
+    assert decoder._fused is None
+    decoder._module.base_model.layers[1].mlp.down_proj.weight.data.mul_(3.0)
+    decoder.pack()
+    assert_same(decoder, batch)
+    assert not torch.equal(batch.logits_and_caches()[0], before)
+
+
+def test_tensors_that_do_not_fit_are_refused(directories, kernels):
+    decoder = decoder_of(directories["llama"], kernels)
+    batch, metadata = Batch(decoder, DECODES), Batch(decoder, DECODES).metadata
+    caches = batch.caches()
+    for wrong, message in [
+        (replace(metadata, slot_mapping=metadata.slot_mapping[:-1].contiguous()), "slots must be 4"),
+        (replace(metadata, block_tables=metadata.block_tables.long()), "block_tables must be int32 rows"),
+        (replace(metadata, seq_lens=metadata.seq_lens[:-1].contiguous()), "seq_lens must be 4"),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            batch.run(caches, wrong)
+    caches[1].keys = caches[1].keys.float()
+    with pytest.raises(RuntimeError, match="keys and values must be contiguous"):
+        batch.run(caches)
+
+
+def test_the_debug_build_looks_at_the_numbers(directories):
+    decoder = decoder_of(directories["llama"], kernels_of("avx512", is_debug=True))
+    batch = Batch(decoder, DECODES)
+    metadata = batch.metadata
+    assert batch.run(batch.caches()).isfinite().all()
+    slots = metadata.slot_mapping.clone()
+    slots[2] = batch.num_blocks * BLOCK_SIZE
+    with pytest.raises(RuntimeError, match=r"slot \d+ of token 2 is not one of"):
+        batch.run(batch.caches(), replace(metadata, slot_mapping=slots))
