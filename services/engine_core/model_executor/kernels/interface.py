@@ -39,7 +39,7 @@ class Kernels(Protocol):
     ) -> None:
         """residual += x, if there is one; out = residual / rms(residual) * weight. All [T, n]; weight float32 [n].
 
-        The sum is rounded to its type before it is normalised; norms are computed in float32. Without x, out may be
+        x and out are of one type; the residual is of that type or float32. The sum is rounded to its type before it is normalised; norms are computed in float32. Without x, out may be
         the residual itself.
         """
 
