@@ -22,26 +22,35 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from stepwire.v1 import chat_service_pb2 as stepwire_dot_v1_dot_chat__service__pb2
 from stepwire.v1 import common_pb2 as stepwire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&stepwire/v1/tokenization_service.proto\x12\x0bstepwire.v1\x1a\x18stepwire/v1/common.proto\"\x7f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\x0ereturn_offsets\x18\x04 \x01(\x08\x42\x15\n\x13_add_special_tokens\"\xaf\x01\n\x10TokenizeResponse\x12\x39\n\tencodings\x18\x01 \x03(\x0b\x32&.stepwire.v1.TokenizeResponse.Encoding\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x1aI\n\x08\x45ncoding\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\roffset_starts\x18\x02 \x03(\r\x12\x13\n\x0boffset_ends\x18\x03 \x03(\r\"\x86\x01\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\tsequences\x18\x02 \x03(\x0b\x32\x15.stepwire.v1.TokenIds\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"#\n\x12\x44\x65tokenizeResponse\x12\r\n\x05texts\x18\x01 \x03(\t2\xad\x01\n\x13TokenizationService\x12G\n\x08Tokenize\x12\x1c.stepwire.v1.TokenizeRequest\x1a\x1d.stepwire.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.stepwire.v1.DetokenizeRequest\x1a\x1f.stepwire.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&stepwire/v1/tokenization_service.proto\x12\x0bstepwire.v1\x1a\x1estepwire/v1/chat_service.proto\x1a\x18stepwire/v1/common.proto\"\x7f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05texts\x18\x02 \x03(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x16\n\x0ereturn_offsets\x18\x04 \x01(\x08\x42\x15\n\x13_add_special_tokens\"\xaf\x01\n\x10TokenizeResponse\x12\x39\n\tencodings\x18\x01 \x03(\x0b\x32&.stepwire.v1.TokenizeResponse.Encoding\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x1aI\n\x08\x45ncoding\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\roffset_starts\x18\x02 \x03(\r\x12\x13\n\x0boffset_ends\x18\x03 \x03(\r\"\x86\x01\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\tsequences\x18\x02 \x03(\x0b\x32\x15.stepwire.v1.TokenIds\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"#\n\x12\x44\x65tokenizeResponse\x12\r\n\x05texts\x18\x01 \x03(\t\";\n\x11RenderChatRequest\x12&\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x18.stepwire.v1.ChatRequest\"5\n\x12RenderChatResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"$\n\x13GetTokenizerRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x14GetTokenizerResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06sha256\x18\x02 \x01(\t2\xd3\x02\n\x13TokenizationService\x12G\n\x08Tokenize\x12\x1c.stepwire.v1.TokenizeRequest\x1a\x1d.stepwire.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.stepwire.v1.DetokenizeRequest\x1a\x1f.stepwire.v1.DetokenizeResponse\x12M\n\nRenderChat\x12\x1e.stepwire.v1.RenderChatRequest\x1a\x1f.stepwire.v1.RenderChatResponse\x12U\n\x0cGetTokenizer\x12 .stepwire.v1.GetTokenizerRequest\x1a!.stepwire.v1.GetTokenizerResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stepwire.v1.tokenization_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENIZEREQUEST']._serialized_start=81
-  _globals['_TOKENIZEREQUEST']._serialized_end=208
-  _globals['_TOKENIZERESPONSE']._serialized_start=211
-  _globals['_TOKENIZERESPONSE']._serialized_end=386
-  _globals['_TOKENIZERESPONSE_ENCODING']._serialized_start=313
-  _globals['_TOKENIZERESPONSE_ENCODING']._serialized_end=386
-  _globals['_DETOKENIZEREQUEST']._serialized_start=389
-  _globals['_DETOKENIZEREQUEST']._serialized_end=523
-  _globals['_DETOKENIZERESPONSE']._serialized_start=525
-  _globals['_DETOKENIZERESPONSE']._serialized_end=560
-  _globals['_TOKENIZATIONSERVICE']._serialized_start=563
-  _globals['_TOKENIZATIONSERVICE']._serialized_end=736
+  _globals['_TOKENIZEREQUEST']._serialized_start=113
+  _globals['_TOKENIZEREQUEST']._serialized_end=240
+  _globals['_TOKENIZERESPONSE']._serialized_start=243
+  _globals['_TOKENIZERESPONSE']._serialized_end=418
+  _globals['_TOKENIZERESPONSE_ENCODING']._serialized_start=345
+  _globals['_TOKENIZERESPONSE_ENCODING']._serialized_end=418
+  _globals['_DETOKENIZEREQUEST']._serialized_start=421
+  _globals['_DETOKENIZEREQUEST']._serialized_end=555
+  _globals['_DETOKENIZERESPONSE']._serialized_start=557
+  _globals['_DETOKENIZERESPONSE']._serialized_end=592
+  _globals['_RENDERCHATREQUEST']._serialized_start=594
+  _globals['_RENDERCHATREQUEST']._serialized_end=653
+  _globals['_RENDERCHATRESPONSE']._serialized_start=655
+  _globals['_RENDERCHATRESPONSE']._serialized_end=708
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=710
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=746
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=748
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=800
+  _globals['_TOKENIZATIONSERVICE']._serialized_start=803
+  _globals['_TOKENIZATIONSERVICE']._serialized_end=1142
 # @@protoc_insertion_point(module_scope)

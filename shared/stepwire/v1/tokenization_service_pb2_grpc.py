@@ -45,6 +45,16 @@ class TokenizationServiceStub:
                 request_serializer=stepwire_dot_v1_dot_tokenization__service__pb2.DetokenizeRequest.SerializeToString,
                 response_deserializer=stepwire_dot_v1_dot_tokenization__service__pb2.DetokenizeResponse.FromString,
                 _registered_method=True)
+        self.RenderChat = channel.unary_unary(
+                '/stepwire.v1.TokenizationService/RenderChat',
+                request_serializer=stepwire_dot_v1_dot_tokenization__service__pb2.RenderChatRequest.SerializeToString,
+                response_deserializer=stepwire_dot_v1_dot_tokenization__service__pb2.RenderChatResponse.FromString,
+                _registered_method=True)
+        self.GetTokenizer = channel.unary_stream(
+                '/stepwire.v1.TokenizationService/GetTokenizer',
+                request_serializer=stepwire_dot_v1_dot_tokenization__service__pb2.GetTokenizerRequest.SerializeToString,
+                response_deserializer=stepwire_dot_v1_dot_tokenization__service__pb2.GetTokenizerResponse.FromString,
+                _registered_method=True)
 
 
 class TokenizationServiceServicer:
@@ -65,6 +75,20 @@ class TokenizationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RenderChat(self, request, context):
+        """Applies the chat template: the text and ids that Chat would send to the engine.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTokenizer(self, request, context):
+        """Streams the tokenizer files as one zip archive.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TokenizationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +101,16 @@ def add_TokenizationServiceServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=stepwire_dot_v1_dot_tokenization__service__pb2.DetokenizeRequest.FromString,
                     response_serializer=stepwire_dot_v1_dot_tokenization__service__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'RenderChat': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenderChat,
+                    request_deserializer=stepwire_dot_v1_dot_tokenization__service__pb2.RenderChatRequest.FromString,
+                    response_serializer=stepwire_dot_v1_dot_tokenization__service__pb2.RenderChatResponse.SerializeToString,
+            ),
+            'GetTokenizer': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTokenizer,
+                    request_deserializer=stepwire_dot_v1_dot_tokenization__service__pb2.GetTokenizerRequest.FromString,
+                    response_serializer=stepwire_dot_v1_dot_tokenization__service__pb2.GetTokenizerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +168,60 @@ class TokenizationService:
             '/stepwire.v1.TokenizationService/Detokenize',
             stepwire_dot_v1_dot_tokenization__service__pb2.DetokenizeRequest.SerializeToString,
             stepwire_dot_v1_dot_tokenization__service__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenderChat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stepwire.v1.TokenizationService/RenderChat',
+            stepwire_dot_v1_dot_tokenization__service__pb2.RenderChatRequest.SerializeToString,
+            stepwire_dot_v1_dot_tokenization__service__pb2.RenderChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTokenizer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/stepwire.v1.TokenizationService/GetTokenizer',
+            stepwire_dot_v1_dot_tokenization__service__pb2.GetTokenizerRequest.SerializeToString,
+            stepwire_dot_v1_dot_tokenization__service__pb2.GetTokenizerResponse.FromString,
             options,
             channel_credentials,
             insecure,

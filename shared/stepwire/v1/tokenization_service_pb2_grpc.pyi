@@ -37,6 +37,10 @@ class TokenizationServiceStub:
     """Encodes a batch of texts."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_tokenization_service_pb2.DetokenizeRequest, _tokenization_service_pb2.DetokenizeResponse]
     """Decodes a batch of id lists."""
+    RenderChat: _grpc.UnaryUnaryMultiCallable[_tokenization_service_pb2.RenderChatRequest, _tokenization_service_pb2.RenderChatResponse]
+    """Applies the chat template: the text and ids that Chat would send to the engine."""
+    GetTokenizer: _grpc.UnaryStreamMultiCallable[_tokenization_service_pb2.GetTokenizerRequest, _tokenization_service_pb2.GetTokenizerResponse]
+    """Streams the tokenizer files as one zip archive."""
 
 @_typing.type_check_only
 class TokenizationServiceAsyncStub(TokenizationServiceStub):
@@ -47,6 +51,10 @@ class TokenizationServiceAsyncStub(TokenizationServiceStub):
     """Encodes a batch of texts."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_tokenization_service_pb2.DetokenizeRequest, _tokenization_service_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Decodes a batch of id lists."""
+    RenderChat: _aio.UnaryUnaryMultiCallable[_tokenization_service_pb2.RenderChatRequest, _tokenization_service_pb2.RenderChatResponse]  # type: ignore[assignment]
+    """Applies the chat template: the text and ids that Chat would send to the engine."""
+    GetTokenizer: _aio.UnaryStreamMultiCallable[_tokenization_service_pb2.GetTokenizerRequest, _tokenization_service_pb2.GetTokenizerResponse]  # type: ignore[assignment]
+    """Streams the tokenizer files as one zip archive."""
 
 class TokenizationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Access to the tokenizer the frontend uses, so that clients count and cut exactly as the server does."""
@@ -66,5 +74,21 @@ class TokenizationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tokenization_service_pb2.DetokenizeResponse, _abc.Awaitable[_tokenization_service_pb2.DetokenizeResponse]]:
         """Decodes a batch of id lists."""
+
+    @_abc_1.abstractmethod
+    def RenderChat(
+        self,
+        request: _tokenization_service_pb2.RenderChatRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tokenization_service_pb2.RenderChatResponse, _abc.Awaitable[_tokenization_service_pb2.RenderChatResponse]]:
+        """Applies the chat template: the text and ids that Chat would send to the engine."""
+
+    @_abc_1.abstractmethod
+    def GetTokenizer(
+        self,
+        request: _tokenization_service_pb2.GetTokenizerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_tokenization_service_pb2.GetTokenizerResponse], _abc.AsyncIterator[_tokenization_service_pb2.GetTokenizerResponse]]:
+        """Streams the tokenizer files as one zip archive."""
 
 def add_TokenizationServiceServicer_to_server(servicer: TokenizationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
