@@ -31,51 +31,88 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 _DEFAULT_NAME = "default"
 
 
-class ChatTemplate:
-    """`source` is the template's text, None for a model without one; special tokens are variables of it."""
+# What the server sets, and nobody else.
+OWN_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
-    def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
-        self._source = source
+
+class _RefusedError(jinja2.TemplateError):
+    """The template has called raise_exception."""
+
+
+class ChatTemplate:
+    """`source` is the template's text, None for a model without one; special tokens are variables of it.
+
+    With `is_callers` it came with a request: it may quote itself and the messages, so errors do not quote it.
+    """
+
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str], *, is_callers: bool = False) -> None:
+        self.source = source
         self._special_tokens = dict(special_tokens)
+        self._is_callers = is_callers
 
     @classmethod
     def from_directory(cls, directory: Path) -> ChatTemplate:
         """The template of a model directory. Raises ValueError for files that are not valid JSON."""
         return cls(_read_source(directory), _read_special_tokens(directory))
 
-    def with_source(self, source: str) -> ChatTemplate:
+    def with_source(self, source: str, *, is_callers: bool = False) -> ChatTemplate:
         """Another template for the same model."""
-        return ChatTemplate(source, self._special_tokens)
+        return ChatTemplate(source, self._special_tokens, is_callers=is_callers)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
         """The prompt, special tokens included: it must be encoded without adding more.
 
+        `variables` are further ones that the template may know, OWN_VARIABLES not among them.
         Raises InvalidRequestError when there is no template, or it refuses the messages or can not cope with them.
         """
         _check_messages(messages)
         template = self._template
         try:
             return template.render(
-                messages=messages,
-                add_generation_prompt=add_generation_prompt,
-                # Templates ask whether they are none, which an undefined variable is not.
-                tools=None,
-                documents=None,
-                **self._special_tokens,
+                {
+                    # Templates ask whether they are none, which an undefined variable is not.
+                    "documents": None,
+                    **self._special_tokens,
+                    **(variables or {}),
+                    "messages": messages,
+                    "tools": tools,
+                    "add_generation_prompt": add_generation_prompt,
+                }
             )
         # Whatever it is, these messages and this template bring it about.
         except Exception as error:
-            raise InvalidRequestError.of_field("messages", f"the chat template fails: {_describe(error)}") from error
+            what = self._describe(error)
+            raise InvalidRequestError.of_field("messages", f"the chat template fails: {what}") from error
 
     @cached_property
     def _template(self) -> jinja2.Template:
         # Compiled by the first use: a model whose template is broken still generates.
-        if self._source is None:
+        if self.source is None:
             raise InvalidRequestError.of_field("chat_template", "the model has no chat template; give one")
         try:
-            return _environment().from_string(self._source)
-        except jinja2.TemplateError as error:
-            raise InvalidRequestError.of_field("chat_template", f"the template is not valid: {error}") from error
+            return _environment().from_string(self.source)
+        # A deeply nested one is too much for the compiler.
+        except (jinja2.TemplateError, RecursionError) as error:
+            place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            what = f"{type(error).__name__}{place}" if self._is_callers else str(error)
+            raise InvalidRequestError.of_field("chat_template", f"the template is not valid: {what}") from error
+
+    def _describe(self, error: Exception) -> str:
+        """What went wrong, without text of the conversation, which the text of an error may quote."""
+        if self._is_callers:
+            return type(error).__name__
+        if isinstance(error, _RefusedError):
+            # A constant of the template, or something built from the messages.
+            text = error.message or ""
+            return text if text in (self.source or "") else "it refuses the conversation"
+        return str(error) if isinstance(error, jinja2.TemplateError | TypeError) else type(error).__name__
 
 
 class _GenerationBlock(Extension):
@@ -115,12 +152,7 @@ def _to_json(
 
 
 def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _describe(error: Exception) -> str:
-    # The texts of these speak of variables and types; others may quote the messages.
-    return str(error) if isinstance(error, jinja2.TemplateError | TypeError) else type(error).__name__
+    raise _RefusedError(message)
 
 
 def _strftime_now(form: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from frontend.chat.model import AUTO, NONE, ChatOptions
 from frontend.engine_client.discovery import DNS_PREFIX
+from frontend.output_parsers.choice import REASONING_PARSERS, TOOL_PARSERS
 from stepwire.settings import Settings
 
 
@@ -44,12 +47,24 @@ class FrontendSettings(Settings):
     max_concurrent_prompt_tokens: int = Field(
         4_000_000, ge=1, description="Prompt tokens in flight (n counts n); more is QUEUE_FULL."
     )
-    tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that encode prompts.")
+    tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that encode prompts and render chats.")
     slow_client_bytes: int = Field(
         4 * 1024 * 1024, ge=1024, description="A client that leaves more output unread is cut with SLOW_CLIENT."
     )
     slow_client_timeout_s: float = Field(
         30.0, gt=0, description="A client that reads nothing for this long while output waits is cut with SLOW_CLIENT."
+    )
+
+    chat_template: str = Field("", description="File with the Jinja template of chats; empty = the model's own.")
+    allow_request_chat_template: bool = Field(
+        False,
+        description="Take templates from callers too: they run in a sandbox, which does not bound their time.",
+    )
+    tool_call_parser: str = Field(
+        AUTO, description=f"How tool calls are read: auto = by model family, none = not, {', '.join(TOOL_PARSERS)}."
+    )
+    reasoning_parser: str = Field(
+        AUTO, description=f"How reasoning is read: auto = by model family, none = not, {', '.join(REASONING_PARSERS)}."
     )
 
     ready_timeout_s: float = Field(600.0, gt=0, description="How long an engine may take to load before we say so.")
@@ -70,6 +85,24 @@ class FrontendSettings(Settings):
         """The engine endpoints, one each."""
         return [part.strip() for part in self.engine_endpoints.split(",") if part.strip()]
 
+    @property
+    def chat_options(self) -> ChatOptions:
+        """How conversations are rendered and answers read."""
+        return ChatOptions(
+            template_file=Path(self.chat_template) if self.chat_template else None,
+            tool_parser=self.tool_call_parser,
+            reasoning_parser=self.reasoning_parser,
+            allows_request_template=self.allow_request_chat_template,
+        )
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> FrontendSettings:
+        if self.chat_template and not Path(self.chat_template).is_file():
+            raise ValueError(f"--chat-template: {self.chat_template} is not a file")
+        _check_parser("--tool-call-parser", self.tool_call_parser, TOOL_PARSERS)
+        _check_parser("--reasoning-parser", self.reasoning_parser, REASONING_PARSERS)
+        return self
+
     @model_validator(mode="after")
     def _check_endpoints(self) -> FrontendSettings:
         if not self.endpoints:
@@ -81,6 +114,11 @@ class FrontendSettings(Settings):
         if self.tokenizer and not Path(self.tokenizer).is_dir():
             raise ValueError(f"--tokenizer: {self.tokenizer} is not a directory")
         return self
+
+
+def _check_parser(flag: str, name: str, known: Sequence[str]) -> None:
+    if name not in (AUTO, NONE, *known):
+        raise ValueError(f"{flag}: {name!r} is none of {', '.join((AUTO, NONE, *known))}")
 
 
 def _check_endpoint(endpoint: str) -> None:

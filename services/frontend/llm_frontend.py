@@ -239,6 +239,7 @@ class LLMFrontend:
                 self._abort,
                 self.metrics.output_processing_errors.inc,
                 self.settings.tokenizer_threads,
+                self.settings.chat_options,
             )
         except ValueError as error:
             text = f"the tokenizer of engine {facts.engine_id} is unusable: {error}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import grpc.aio
 
+from frontend.api.chat import ChatService
 from frontend.api.counting import CountingInterceptor
 from frontend.api.generation import GenerationService
 from frontend.api.malformed_requests import MalformedRequestInterceptor
@@ -18,6 +19,8 @@ from frontend.metrics import FrontendMetrics
 from stepwire import grpc_options, grpc_server
 from stepwire.aio_health import AioHealth
 from stepwire.v1 import (
+    chat_service_pb2,
+    chat_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
     model_service_pb2,
@@ -28,7 +31,7 @@ from stepwire.v1 import (
 
 _SERVICES = tuple(
     service
-    for module in (generation_service_pb2, tokenization_service_pb2, model_service_pb2)
+    for module in (generation_service_pb2, chat_service_pb2, tokenization_service_pb2, model_service_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
 )
 SERVICE_NAMES = tuple(service.full_name for service in _SERVICES)
@@ -47,6 +50,7 @@ class PublicServer:
             options=grpc_options.PUBLIC_SERVER,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(frontend), self._server)
+        chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatService(frontend), self._server)
         tokenization_service_pb2_grpc.add_TokenizationServiceServicer_to_server(
             TokenizationService(frontend), self._server
         )

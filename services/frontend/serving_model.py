@@ -13,10 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from frontend.abort_kind import AbortKind
+from frontend.chat.model import ChatModel, ChatOptions
 from frontend.engine_client.engine_facts import EngineFacts
 from frontend.input_processor import InputProcessor, ModelFacts
 from frontend.output_processor import OutputProcessor
 from frontend.tokenizer import Tokenizer
+from stepwire import tokenizer_archive
 
 
 class ServingModel:
@@ -29,8 +31,13 @@ class ServingModel:
         on_abort: Callable[[list[int], AbortKind], None],
         on_failure: Callable[[], None],
         tokenizer_threads: int,
+        chat: ChatModel,
+        tokenizer_archive: bytes,
     ) -> None:
         self.tokenizer = tokenizer
+        self.chat = chat
+        # The tokenizer's files as GetTokenizer gives them.
+        self.tokenizer_archive = tokenizer_archive
         # Another model has taken its place: what was prepared here must not reach an engine.
         self.is_retired = False
         self.input_processor = InputProcessor(tokenizer, _model_facts(facts), num_threads=tokenizer_threads)
@@ -45,10 +52,13 @@ class ServingModel:
         on_abort: Callable[[list[int], AbortKind], None],
         on_failure: Callable[[], None],
         tokenizer_threads: int,
+        chat_options: ChatOptions,
     ) -> ServingModel:
         """Read the tokenizer in a thread: it takes a good part of a second. Raises ValueError for unusable files."""
         tokenizer = await asyncio.to_thread(Tokenizer.from_directory, tokenizer_dir)
-        return cls(facts, tokenizer, on_abort, on_failure, tokenizer_threads)
+        chat = await asyncio.to_thread(ChatModel.from_directory, tokenizer_dir, chat_options)
+        archive = await asyncio.to_thread(tokenizer_archive.build, tokenizer_dir)
+        return cls(facts, tokenizer, on_abort, on_failure, tokenizer_threads, chat, archive)
 
     def update(self, facts: EngineFacts) -> None:
         """Serve with these facts from now on; requests being processed keep the old ones."""

@@ -16,7 +16,7 @@ from engine_core.config import EngineSettings
 from engine_core.model_executor.startup_error import StartupError
 from engine_core.startup import ModelLoader
 from frontend.abort_kind import AbortKind
-from frontend.chat_template import ChatTemplate
+from frontend.chat.model import ChatModel, ChatOptions
 from frontend.serving_model import ServingModel
 from frontend.tokenizer import Tokenizer
 from offline.generate_request import Prompt, to_generate_request
@@ -34,10 +34,11 @@ class LLMEngine:
     def __init__(self, settings: EngineSettings, loader: ModelLoader = load_model) -> None:
         self._client = InprocClient(settings, loader)
         try:
-            self._model, self.chat_template = _load_frontend(self._client)
+            self._model = _load_frontend(self._client)
         except BaseException:
             self._client.close()
             raise
+        self.chat_template = self._model.chat.template
         self._handles = itertools.count(1)
         self._answers: dict[str, RequestAnswer] = {}
         self._by_handle: dict[int, RequestAnswer] = {}
@@ -129,13 +130,21 @@ class LLMEngine:
         self._client.abort(self._model.output_processor.close(answer.collector), AbortKind.REQUESTED)
 
 
-def _load_frontend(client: InprocClient) -> tuple[ServingModel, ChatTemplate]:
+def _load_frontend(client: InprocClient) -> ServingModel:
     """From the files that the engine ships, as a frontend of its own would get them."""
-    if not client.tokenizer_archive:
+    archive = client.tokenizer_archive
+    if not archive:
         raise StartupError("the model has no tokenizer files")
     with TemporaryDirectory() as directory:
-        files = tokenizer_archive.unpack(client.tokenizer_archive, Path(directory))
-        tokenizer, chat_template = Tokenizer.from_directory(files), ChatTemplate.from_directory(files)
+        files = tokenizer_archive.unpack(archive, Path(directory))
+        tokenizer, chat = Tokenizer.from_directory(files), ChatModel.from_directory(files, ChatOptions())
     # Failures of output processing reach the caller as errors of their requests; nobody counts them here.
-    model = ServingModel(client.facts, tokenizer, client.abort, on_failure=lambda: None, tokenizer_threads=1)
-    return model, chat_template
+    return ServingModel(
+        client.facts,
+        tokenizer,
+        client.abort,
+        on_failure=lambda: None,
+        tokenizer_threads=1,
+        chat=chat,
+        tokenizer_archive=archive,
+    )

@@ -30,6 +30,7 @@ REASONS: dict[str, tuple[grpc.StatusCode, bool]] = {
     "ENGINE_NOT_FOUND": (Code.NOT_FOUND, False),
     "MODEL_NOT_FOUND": (Code.NOT_FOUND, False),
     "DUPLICATE_REQUEST": (Code.ALREADY_EXISTS, False),
+    "CHAT_TEMPLATE_NOT_ALLOWED": (Code.PERMISSION_DENIED, False),
     "QUEUE_FULL": (Code.RESOURCE_EXHAUSTED, True),
     "SLOW_CLIENT": (Code.RESOURCE_EXHAUSTED, False),
     "KV_CAPACITY": (Code.FAILED_PRECONDITION, False),

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TypeVar
-
-import grpc.aio
 
 from frontend.api.answering import Context, answers_errors, caller_of, client_class_of, rank_of, request_id_of
 from frontend.api.generation_messages import UnaryAnswer, to_delta, to_message
-from frontend.api.logprobs_messages import MAX_ENTRIES_ON_LOOP, num_entries
-from frontend.generation import ClientGoneError, Generation
-from frontend.generation_events import ChoiceDelta, ChoiceFinished, CollectorItem
+from frontend.api.logprobs_messages import num_entries
+from frontend.api.streaming import convert, headers_of, writing
+from frontend.generation import Generation
+from frontend.generation_events import ChoiceDelta, ChoiceFinished
 from frontend.input_processor import ProcessedRequest
 from frontend.llm_frontend import LLMFrontend
 from stepwire.v1 import generation_service_pb2 as pb
 from stepwire.v1 import generation_service_pb2_grpc as pb_grpc
-
-Message = TypeVar("Message")
 
 
 class GenerationService(pb_grpc.GenerationServiceServicer):
@@ -36,9 +30,9 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             processed = await _submit(generation, request, context)
             answer = UnaryAnswer(generation, processed)
             while items := await generation.next():
-                await _convert(items, partial(answer.add, items))
-        with _writing():
-            await context.send_initial_metadata(_headers(generation))
+                await convert(sum(map(num_entries, items)), partial(answer.add, items))
+        with writing():
+            await context.send_initial_metadata(headers_of(generation))
         return answer.build()
 
     @answers_errors
@@ -48,7 +42,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         request_id = request_id_of(request.request_id, context)
         async with self._open(request_id, context) as generation:
             processed = await _submit(generation, request, context)
-            with _writing():
+            with writing():
                 await _stream(generation, processed, context)
 
     @answers_errors
@@ -77,36 +71,16 @@ async def _stream(generation: Generation, processed: ProcessedRequest, context: 
     while items := await generation.next():
         if index == 0:
             # Not earlier: a client's own retries end with the first header.
-            await context.send_initial_metadata(_headers(generation))
+            await context.send_initial_metadata(headers_of(generation))
         for item in items:
             if isinstance(item, ChoiceDelta) and item.logprobs is None:
                 message = to_delta(item)
             else:
                 num_open -= isinstance(item, ChoiceFinished)
-                convert = partial(to_message, item, generation, processed, is_last=num_open == 0)
-                message = await _convert([item], convert)
+                to_be_made = partial(to_message, item, generation, processed, is_last=num_open == 0)
+                message = await convert(num_entries(item), to_be_made)
             message.index = index
             index += 1
             await context.write(message)
             if isinstance(item, ChoiceDelta):
                 generation.tokens_emitted += item.num_tokens
-
-
-async def _convert(items: Sequence[CollectorItem], convert: Callable[[], Message]) -> Message:
-    """Make messages of items: of many log-probabilities in a thread, because it would hold up all other streams."""
-    if sum(map(num_entries, items)) > MAX_ENTRIES_ON_LOOP:
-        return await asyncio.to_thread(convert)
-    return convert()
-
-
-@contextmanager
-def _writing() -> Iterator[None]:
-    try:
-        yield
-    except grpc.aio.InternalError as error:
-        # The connection broke, and gRPC has not yet come to cancel this handler.
-        raise ClientGoneError from error
-
-
-def _headers(generation: Generation) -> tuple[tuple[str, str], ...]:
-    return (("x-request-id", generation.request_id), ("x-engine-id", generation.engine_id))

@@ -17,6 +17,7 @@ from frontend.generation_events import (
 )
 from frontend.input_processor import ProcessedRequest
 from stepwire.errors import InvalidRequestError
+from stepwire.packed_logprobs import PackedLogprobs
 from stepwire.v1 import common_pb2
 from stepwire.v1 import generation_service_pb2 as pb
 
@@ -38,15 +39,15 @@ def to_message(
         return pb.GenerateStreamResponse(prompt=_prompt_info(item, generation, processed))
     if isinstance(item, ChoiceDelta):
         message = to_delta(item)
-        message.delta.logprobs.extend(_logprobs(item, generation, processed))
+        message.delta.logprobs.extend(to_rows(item.logprobs, generation, processed))
         return message
     finished = pb.GenerateStreamResponse.Finished(choice=item.choice, reason=_REASONS[item.reason])
     if item.stop_match is not None:
-        finished.stop_match.CopyFrom(_stop_match(item.stop_match))
+        finished.stop_match.CopyFrom(to_stop_match(item.stop_match))
     if is_last:
-        finished.usage.CopyFrom(_usage(generation))
+        finished.usage.CopyFrom(to_usage(generation))
         if processed.output.timings:
-            finished.timings.CopyFrom(_timings(generation))
+            finished.timings.CopyFrom(to_timings(generation))
     return pb.GenerateStreamResponse(finished=finished)
 
 
@@ -84,7 +85,7 @@ class UnaryAnswer:
                 self._texts[item.choice].append(item.text)
                 completion = self._completions[item.choice]
                 completion.token_ids.extend(item.token_ids)
-                completion.logprobs.extend(_logprobs(item, self._generation, self._processed))
+                completion.logprobs.extend(to_rows(item.logprobs, self._generation, self._processed))
             elif isinstance(item, PromptReady):
                 self._prompt = _prompt_info(item, self._generation, self._processed)
             elif isinstance(item, ChoiceFinished):
@@ -98,7 +99,7 @@ class UnaryAnswer:
         response = pb.GenerateResponse(
             request_id=generation.request_id,
             completions=self._completions,
-            usage=_usage(generation),
+            usage=to_usage(generation),
             model=processed.model,
             system_fingerprint=generation.system_fingerprint,
         )
@@ -106,23 +107,24 @@ class UnaryAnswer:
             response.prompt_logprobs.extend(self._prompt.prompt_logprobs)
             response.prompt_token_ids.CopyFrom(self._prompt.prompt_token_ids)
         if processed.output.timings:
-            response.timings.CopyFrom(_timings(generation))
+            response.timings.CopyFrom(to_timings(generation))
         return response
 
     def _finish(self, item: ChoiceFinished) -> None:
         completion = self._completions[item.choice]
         completion.reason = _REASONS[item.reason]
         if item.stop_match is not None:
-            completion.stop_match.CopyFrom(_stop_match(item.stop_match))
+            completion.stop_match.CopyFrom(to_stop_match(item.stop_match))
 
 
-def _logprobs(
-    item: ChoiceDelta, generation: Generation, processed: ProcessedRequest
+def to_rows(
+    logprobs: PackedLogprobs | None, generation: Generation, processed: ProcessedRequest
 ) -> Iterable[common_pb2.TokenLogprobs]:
-    if item.logprobs is None:
+    """The log-probabilities of a delta, if there are any."""
+    if logprobs is None:
         return ()
     num_top = processed.output.num_logprobs or 0
-    return to_token_logprobs(item.logprobs, num_top, generation.model.tokenizer.token_bytes)
+    return to_token_logprobs(logprobs, num_top, generation.model.tokenizer.token_bytes)
 
 
 def _prompt_info(
@@ -151,7 +153,7 @@ def _accepted(generation: Generation, processed: ProcessedRequest) -> pb.Generat
     )
 
 
-def _stop_match(match: StopMatch) -> common_pb2.StopMatch:
+def to_stop_match(match: StopMatch) -> common_pb2.StopMatch:
     if match.stop_string is not None:
         return common_pb2.StopMatch(stop_string=match.stop_string)
     if match.stop_token_id is not None:
@@ -159,7 +161,7 @@ def _stop_match(match: StopMatch) -> common_pb2.StopMatch:
     return common_pb2.StopMatch(eos_token_id=match.eos_token_id or 0)
 
 
-def _usage(generation: Generation) -> common_pb2.Usage:
+def to_usage(generation: Generation) -> common_pb2.Usage:
     usage = generation.usage
     return common_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
@@ -168,7 +170,7 @@ def _usage(generation: Generation) -> common_pb2.Usage:
     )
 
 
-def _timings(generation: Generation) -> common_pb2.Timings:
+def to_timings(generation: Generation) -> common_pb2.Timings:
     timings = generation.timings
     return common_pb2.Timings(
         queued_ns=timings.queued_ns,

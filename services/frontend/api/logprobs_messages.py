@@ -19,8 +19,8 @@ _Entry = tuple[int, float, int | None]
 def num_entries(item: CollectorItem) -> int:
     """Messages that an item becomes: what decides where it is converted."""
     if isinstance(item, ChoiceDelta):
-        return _size(item.logprobs)
-    return sum(map(_size, item.logprobs)) if isinstance(item, PromptReady) else 0
+        return size_of(item.logprobs)
+    return sum(map(size_of, item.logprobs)) if isinstance(item, PromptReady) else 0
 
 
 def to_token_logprobs(
@@ -67,5 +67,6 @@ def _logprob(entry: _Entry, token_bytes: Callable[[int], bytes]) -> common_pb2.L
     return common_pb2.Logprob(token_id=token_id, logprob=logprob, rank=rank, token_bytes=token_bytes(token_id))
 
 
-def _size(rows: PackedLogprobs | None) -> int:
+def size_of(rows: PackedLogprobs | None) -> int:
+    """Entries of packed rows."""
     return rows.width * rows.num_rows if rows is not None else 0

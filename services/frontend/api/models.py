@@ -13,7 +13,7 @@ from stepwire.v1 import model_service_pb2 as pb
 from stepwire.v1 import model_service_pb2_grpc as pb_grpc
 
 # Grows by one with every addition to the public API.
-API_REVISION = 1
+API_REVISION = 2
 MIN_CLIENT_REVISION = 1
 
 
@@ -45,7 +45,14 @@ class ModelService(pb_grpc.ModelServiceServicer):
     def _model(self) -> pb.Model:
         model = self._frontend.model
         facts = model.facts
+        chat = model.chat
         capabilities = pb.Model.Capabilities(
+            chat=chat.has_template,
+            # Without a parser calls can still be required, which a grammar makes sure of.
+            tools=chat.has_template
+            and (chat.tool_parser is not None or "json_schema" in facts.structured_output_kinds),
+            tool_parser=chat.tool_parser or "",
+            reasoning_parser=chat.reasoning_parser or "",
             max_logprobs=facts.max_logprobs,
             max_n=min(MAX_N, self._frontend.settings.max_concurrent_requests),
             resume=True,

@@ -9,9 +9,13 @@ from __future__ import annotations
 from functools import partial
 
 from frontend.api.answering import Context, answers_errors
+from frontend.api.streaming import writing
+from frontend.chat.preparation import with_fields
+from frontend.chat.service import prepare_in_thread
 from frontend.llm_frontend import LLMFrontend
 from frontend.tokenizer import Encoding, Tokenizer
-from stepwire.errors import InvalidRequestError
+from stepwire import tokenizer_archive
+from stepwire.errors import FieldViolation, InvalidRequestError
 from stepwire.v1 import tokenization_service_pb2 as pb
 from stepwire.v1 import tokenization_service_pb2_grpc as pb_grpc
 
@@ -46,6 +50,37 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
             model.input_processor.check_model(request.model)
             work = partial(_detokenize, request, model.tokenizer, model.facts.vocab_size)
             return await model.input_processor.in_thread(work)
+
+    @answers_errors
+    async def RenderChat(self, request: pb.RenderChatRequest, context: Context) -> pb.RenderChatResponse:
+        with self._frontend.tokenization() as model:
+            try:
+                prepared = await prepare_in_thread(request.chat, model)
+                return await model.input_processor.in_thread(partial(_encode, prepared.request.text, model.tokenizer))
+            except InvalidRequestError as error:
+                fields = (FieldViolation(f"chat.{item.field}", item.description) for item in error.violations)
+                raise with_fields(error, fields) from error
+
+    @answers_errors
+    async def GetTokenizer(  # type: ignore[override]  # the stubs know the generator style only
+        self, request: pb.GetTokenizerRequest, context: Context
+    ) -> None:
+        with self._frontend.tokenization() as model:
+            model.input_processor.check_model(request.model)
+            archive = model.tokenizer_archive
+            sha256 = await model.input_processor.in_thread(partial(tokenizer_archive.sha256, archive))
+        # Without a permit: all calls send the same bytes, and a slow reader keeps nobody out.
+        starts = range(0, len(archive), tokenizer_archive.CHUNK_BYTES)
+        with writing():
+            for start in starts:
+                data = archive[start : start + tokenizer_archive.CHUNK_BYTES]
+                is_last = start == starts[-1]
+                await context.write(pb.GetTokenizerResponse(data=data, sha256=sha256 if is_last else ""))
+
+
+def _encode(text: str, tokenizer: Tokenizer) -> pb.RenderChatResponse:
+    _check_limit("messages", "characters", len(text), MAX_CHARS)
+    return pb.RenderChatResponse(text=text, token_ids=tokenizer.encode(text, add_special_tokens=False))
 
 
 def _tokenize(request: pb.TokenizeRequest, tokenizer: Tokenizer) -> pb.TokenizeResponse:

@@ -11,22 +11,36 @@ the event loop; rendering and tokenizing run in the tokenizer's threads.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from functools import partial
 
+from frontend.chat.answer import ChoiceAnswer
 from frontend.chat.events import ChatEvent
+from frontend.chat.preparation import PreparedChat, in_terms_of_chat, prepare
+from frontend.detokenizer import Detokenizer
 from frontend.generation import Generation
-from frontend.generation_events import Timings
+from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, CollectorItem
 from frontend.input_processor import ProcessedRequest
-from stepwire.v1 import chat_service_pb2, common_pb2
+from frontend.serving_model import ServingModel
+from frontend.tokenizer import Tokenizer
+from stepwire.errors import InvalidRequestError
+from stepwire.v1 import chat_service_pb2
 
 
 class Chat:
     """Made by `submit`; `next` until it returns nothing."""
 
-    # The generation behind it: engine_id, system_fingerprint, tokens_emitted (set by the handler), num_choices...
-    generation: Generation
-    # Prompt ids, seed, num_choices, output settings.
-    processed: ProcessedRequest
+    def __init__(self, generation: Generation, prepared: PreparedChat, processed: ProcessedRequest) -> None:
+        # Engine, fingerprint, usage, timings; the handler counts `tokens_emitted` there.
+        self.generation = generation
+        # Prompt ids, seed, output settings.
+        self.processed = processed
+        self._plan = prepared.plan
+        self._answers = [
+            ChoiceAnswer(choice, prepared.new_parser(), is_parallel=prepared.plan.is_parallel)
+            for choice in range(processed.num_choices)
+        ]
 
     @classmethod
     async def submit(
@@ -40,22 +54,57 @@ class Chat:
     ) -> Chat:
         """Check, render, tokenize and send to an engine.
 
-        Raises InvalidRequestError naming the fields of ChatRequest, OverloadedError, UnavailableError.
+        Raises InvalidRequestError with fields of ChatRequest, OverloadedError or UnavailableError.
         """
-        raise NotImplementedError
+        started = time.monotonic()
+        model = generation.model
+        prepared = await prepare_in_thread(request, model)
+        left = None if deadline_in_s is None else deadline_in_s - (time.monotonic() - started)
+        try:
+            processed = await model.input_processor.process(
+                prepared.request, request_id=generation.request_id, client_class=client_class, deadline_in_s=left
+            )
+            chat = cls(generation, prepared, processed)
+            if processed.resume_output_token_ids:
+                await model.input_processor.in_thread(partial(chat._skip_resumed, model.tokenizer))
+            generation.submit(processed, rank)
+        except InvalidRequestError as error:
+            raise in_terms_of_chat(error, prepared.plan) from error
+        return chat
 
     async def next(self) -> Sequence[ChatEvent]:
-        """The next news; none when every choice has ended. Raises whatever ended the request.
-
-        The news may also be empty without an end: see `is_over`. (Not: `next` waits until there is some.)
-        """
-        raise NotImplementedError
-
-    @property
-    def usage(self) -> common_pb2.Usage:
-        """Counts so far, reasoning_tokens among them."""
-        raise NotImplementedError
+        """The next news, at least one; none when every choice has ended. Raises whatever ended the request."""
+        while items := await self.generation.next():
+            events = [event for item in items for event in self._read(item)]
+            if events:
+                return events
+        return ()
 
     @property
-    def timings(self) -> Timings:
-        raise NotImplementedError
+    def num_reasoning_tokens(self) -> int:
+        """Part of the completion tokens; a token that is reasoning and content counts."""
+        return sum(answer.num_reasoning_tokens for answer in self._answers)
+
+    def _read(self, item: CollectorItem) -> Sequence[ChatEvent]:
+        if isinstance(item, ChoiceDelta):
+            delta = self._answers[item.choice].take(item)
+            return () if delta is None else (delta,)
+        if isinstance(item, ChoiceFinished):
+            return self._answers[item.choice].finish(item)
+        # Log-probabilities of the prompt, the only other event, can not be asked for.
+        return (item,) if isinstance(item, Admitted) else ()
+
+    def _skip_resumed(self, tokenizer: Tokenizer) -> None:
+        """Bring the parser to where the broken stream ended. A resumed request has one choice."""
+        processed = self.processed
+        detokenizer = Detokenizer(
+            tokenizer, processed.prompt_token_ids, skip_special_tokens=processed.output.skip_special_tokens
+        )
+        for token_id in processed.resume_output_token_ids:
+            self._answers[0].skip(detokenizer.step(token_id))
+
+
+async def prepare_in_thread(request: chat_service_pb2.ChatRequest, model: ServingModel) -> PreparedChat:
+    """Check and render. Raises InvalidRequestError."""
+    model.input_processor.check_model(request.model)
+    return await model.input_processor.in_thread(partial(prepare, request, model.chat))

@@ -1,0 +1,69 @@
+"""The text of one choice told apart: content, reasoning, calls. Pure; owned by the handler of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from frontend.chat.events import ChatDelta, ChatEvent, ChatFinished, ChatFinishReason
+from frontend.generation_events import ChoiceDelta, ChoiceFinished, FinishReason
+from frontend.output_parsers.interface import (
+    ContentDelta,
+    OutputDelta,
+    OutputParser,
+    ReasoningDelta,
+    ToolCallDelta,
+)
+
+
+class ChoiceAnswer:
+    """Takes the events of a choice in order. Without a parser all text is content."""
+
+    def __init__(self, choice: int, parser: OutputParser | None, *, is_parallel: bool) -> None:
+        self._choice = choice
+        self._parser = parser
+        self._is_parallel = is_parallel
+        # Tokens whose text is held back by the parser, and which nobody has heard of.
+        self._num_silent = 0
+        self.num_reasoning_tokens = 0
+
+    def skip(self, text: str) -> None:
+        """Take text that an earlier stream has delivered."""
+        if self._parser is not None:
+            self._parser.feed(text)
+
+    def take(self, item: ChoiceDelta) -> ChatDelta | None:
+        """The news in a delta; None when there is nothing to say yet."""
+        if self._parser is None:
+            return ChatDelta(self._choice, item.text, "", (), item.token_ids, item.num_tokens, item.logprobs)
+        content, reasoning, calls = self._sort(self._parser.feed(item.text))
+        if reasoning:
+            self.num_reasoning_tokens += item.num_tokens
+        if not (content or reasoning or calls or item.token_ids or item.logprobs):
+            self._num_silent += item.num_tokens
+            return None
+        num_tokens, self._num_silent = self._num_silent + item.num_tokens, 0
+        return ChatDelta(self._choice, content, reasoning, calls, item.token_ids, num_tokens, item.logprobs)
+
+    def finish(self, item: ChoiceFinished) -> list[ChatEvent]:
+        """What was held back, and the end."""
+        events: list[ChatEvent] = []
+        reason = ChatFinishReason(item.reason.value)
+        if self._parser is not None:
+            content, reasoning, calls = self._sort(self._parser.finish())
+            if content or reasoning or calls:
+                events.append(ChatDelta(self._choice, content, reasoning, calls, (), self._num_silent))
+            if item.reason is FinishReason.STOP and self._parser.tool_calls:
+                reason = ChatFinishReason.TOOL_CALLS
+        return [*events, ChatFinished(self._choice, reason, item.stop_match)]
+
+    def _sort(self, deltas: Iterable[OutputDelta]) -> tuple[str, str, tuple[ToolCallDelta, ...]]:
+        content, reasoning, calls = "", "", []
+        for delta in deltas:
+            if isinstance(delta, ContentDelta):
+                content += delta.text
+            elif isinstance(delta, ReasoningDelta):
+                reasoning += delta.text
+            elif self._is_parallel or delta.index == 0:
+                # Where the model goes on with another call all the same, the caller has asked not to see it.
+                calls.append(delta)
+        return content, reasoning, tuple(calls)

@@ -1,0 +1,103 @@
+"""From the tools in force to a constraint on the text, so that a call cannot break its schema. Pure.
+
+A required call is a JSON array and nothing around it, a named function its arguments alone: no model family has to know
+either form. Calls among free text are written as the family writes them, so only families whose calls begin with a mark
+of their own can have their arguments enforced there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from frontend.chat.tools import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class _CallShape:
+    """How a family writes a call: `begin` has a place for the name; text is free until it says `trigger`."""
+
+    trigger: str
+    begin: str
+    end: str
+
+
+_SHAPES = {"hermes": _CallShape("<tool_call>", '<tool_call>\n{{"name": {name}, "arguments": ', "}\n</tool_call>")}
+
+
+def has_call_shape(tool_parser: str) -> bool:
+    """Whether arguments can be enforced in calls among free text."""
+    return tool_parser in _SHAPES
+
+
+def array_schema(tools: Sequence[Tool], *, is_parallel: bool) -> str:
+    """JSON schema of one or more calls: [{"name": ..., "parameters": ...}]."""
+    schema: dict[str, Any] = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"anyOf": [_item(tool, index) for index, tool in enumerate(tools)]},
+        "$defs": {_key(index): _moved(tool.parameters, index) for index, tool in enumerate(tools)},
+    }
+    if not is_parallel:
+        schema["maxItems"] = 1
+    return _dump(schema)
+
+
+def arguments_schema(tool: Tool) -> str:
+    """JSON schema of a named function's arguments."""
+    return _dump(tool.parameters)
+
+
+def structural_tag(tool_parser: str, tools: Sequence[Tool], *, is_parallel: bool) -> str:
+    """Free text with calls in the family's way; arguments of a tool that is not strict are any JSON object."""
+    shape = _SHAPES[tool_parser]
+    tags = [
+        {
+            "begin": shape.begin.format(name=json.dumps(tool.name)),
+            "content": {
+                "type": "json_schema",
+                "json_schema": tool.parameters if tool.is_strict else {"type": "object"},
+            },
+            "end": shape.end,
+        }
+        for tool in tools
+    ]
+    triggered = {
+        "type": "triggered_tags",
+        "triggers": [shape.trigger],
+        "tags": tags,
+        "stop_after_first": not is_parallel,
+    }
+    return _dump({"type": "structural_tag", "format": triggered})
+
+
+def _item(tool: Tool, index: int) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, "parameters": {"$ref": f"#/$defs/{_key(index)}"}},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _key(index: int) -> str:
+    return f"tool{index}"
+
+
+def _moved(schema: Any, index: int) -> Any:
+    """The schema below $defs: what pointed to its root points there."""
+    if isinstance(schema, list):
+        return [_moved(part, index) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, index) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = f"#/$defs/{_key(index)}{reference[1:]}"
+    return moved
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
