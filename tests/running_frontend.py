@@ -17,7 +17,12 @@ from grpc_status import rpc_status
 from frontend.config import FrontendSettings
 from frontend.process import FrontendProcess
 from frontend.server import SERVICE_NAMES
-from stepwire.v1 import generation_service_pb2_grpc, model_service_pb2_grpc, tokenization_service_pb2_grpc
+from stepwire.v1 import (
+    chat_service_pb2_grpc,
+    generation_service_pb2_grpc,
+    model_service_pb2_grpc,
+    tokenization_service_pb2_grpc,
+)
 from stepwire.v1.generation_service_pb2 import GenerateRequest, GenerateStreamResponse
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -37,6 +42,7 @@ class RunningFrontend:
 
     def __post_init__(self) -> None:
         self.generation = generation_service_pb2_grpc.GenerationServiceStub(self.channel)
+        self.chat = chat_service_pb2_grpc.ChatServiceStub(self.channel)
         self.tokenization = tokenization_service_pb2_grpc.TokenizationServiceStub(self.channel)
         self.models = model_service_pb2_grpc.ModelServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)

@@ -18,7 +18,12 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from stepwire.v1 import generation_service_pb2_grpc, model_service_pb2_grpc, tokenization_service_pb2_grpc
+from stepwire.v1 import (
+    chat_service_pb2_grpc,
+    generation_service_pb2_grpc,
+    model_service_pb2_grpc,
+    tokenization_service_pb2_grpc,
+)
 
 START_TIMEOUT_S = 120.0
 GENERATION = "stepwire.v1.GenerationService"
@@ -115,6 +120,10 @@ class Frontend(Service):
     @property
     def generation(self) -> generation_service_pb2_grpc.GenerationServiceStub:
         return generation_service_pb2_grpc.GenerationServiceStub(self.channel)
+
+    @property
+    def chat(self) -> chat_service_pb2_grpc.ChatServiceStub:
+        return chat_service_pb2_grpc.ChatServiceStub(self.channel)
 
     @property
     def models(self) -> model_service_pb2_grpc.ModelServiceStub:

@@ -6,8 +6,9 @@ One backend for every kind, chosen here and nowhere else. Pure functions; they r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Any
 
 import xgrammar
 
@@ -36,9 +37,7 @@ def compile_spec(compiler: xgrammar.GrammarCompiler, spec: GrammarSpec) -> xgram
 
 
 def _json_schema(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
-    problems = list(islice(unenforced(json.loads(text)), _MAX_PROBLEMS))
-    if problems:
-        raise ValueError("; ".join(problems))
+    _refuse_unenforced(unenforced(json.loads(text)))
     return compiler.compile_json_schema(text, max_whitespace_cnt=_MAX_WHITESPACE)
 
 
@@ -61,7 +60,25 @@ def _choice(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledG
 
 
 def _structural_tag(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    _refuse_unenforced(_unenforced_in_tags(json.loads(text)))
     return compiler.compile_structural_tag(text)
+
+
+def _unenforced_in_tags(part: Any) -> Iterator[str]:
+    """The same of every schema in a structural tag, wherever its formats nest them."""
+    if isinstance(part, dict):
+        if part.get("type") == "json_schema":
+            yield from unenforced(part.get("json_schema"))
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            yield from _unenforced_in_tags(inner)
+
+
+def _refuse_unenforced(problems: Iterator[str]) -> None:
+    named = list(islice(problems, _MAX_PROBLEMS))
+    if named:
+        raise ValueError("; ".join(named))
 
 
 _COMPILE: dict[str, Callable[[xgrammar.GrammarCompiler, str], xgrammar.CompiledGrammar]] = {
