@@ -1,6 +1,7 @@
 """A threaded gRPC server with the public services, scripted by a test; answers a prompt with its words in capitals.
 
-A prompt of token ids is answered with max_tokens words, and counts as the text of its ids.
+A prompt of token ids is answered with max_tokens words, and counts as the text of its ids. A chat answers what was said
+last, after some reasoning, and calls the first of its tools.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from stepwire import grpc_options
 from stepwire.errors import StepwireError
 from stepwire.grpc_errors import abort_sync, trailers
 from stepwire.v1 import (
+    chat_service_pb2,
+    chat_service_pb2_grpc,
     common_pb2,
     generation_service_pb2,
     generation_service_pb2_grpc,
@@ -28,6 +31,7 @@ from stepwire.v1 import (
 )
 
 Response = generation_service_pb2.GenerateStreamResponse
+ChatEvent = chat_service_pb2.ChatStreamResponse
 SERVICE = "stepwire.v1.GenerationService"
 
 
@@ -39,6 +43,7 @@ def token_logprobs(word: str, logprob: float) -> common_pb2.TokenLogprobs:
 
 class FakePublicServer(
     generation_service_pb2_grpc.GenerationServiceServicer,
+    chat_service_pb2_grpc.ChatServiceServicer,
     tokenization_service_pb2_grpc.TokenizationServiceServicer,
     model_service_pb2_grpc.ModelServiceServicer,
 ):
@@ -55,6 +60,7 @@ class FakePublicServer(
         self.was_called = threading.Event()
         self.was_cancelled = threading.Event()
         self.requests: list[generation_service_pb2.GenerateRequest] = []
+        self.chats: list[chat_service_pb2.ChatRequest] = []
         # Of each request that came with one.
         self.client_classes: list[str] = []
         self.num_concurrent = 0
@@ -93,6 +99,38 @@ class FakePublicServer(
         )
         return generation_service_pb2.GenerateResponse(request_id=request.request_id, completions=[completion])
 
+    def ChatStream(self, request, context) -> Iterator[ChatEvent]:
+        self._note_class(context)
+        self.chats.append(request)
+        self._fail_if_told(context)
+        yield ChatEvent(accepted=ChatEvent.Accepted(request_id="c1", prompt_tokens=3))
+        yield ChatEvent(delta=ChatEvent.Delta(reasoning="Hm."))
+        for word in request.messages[-1].content[0].text.split():
+            yield ChatEvent(delta=ChatEvent.Delta(content=word.upper() + " "))
+        reason = common_pb2.FINISH_REASON_STOP
+        if request.tools:
+            reason = common_pb2.FINISH_REASON_TOOL_CALLS
+            first = chat_service_pb2.ToolCall(id="t1", name=request.tools[0].name)
+            for call in (first, *(chat_service_pb2.ToolCall(arguments=text) for text in ('{"a": ', "1}"))):
+                yield ChatEvent(delta=ChatEvent.Delta(tool_calls=[call]))
+        yield ChatEvent(finished=ChatEvent.Finished(reason=reason, usage=common_pb2.Usage(prompt_tokens=3)))
+
+    def Chat(self, request, context):
+        self._note_class(context)
+        self.chats.append(request)
+        self._fail_if_told(context)
+        message = chat_service_pb2.Message(content=[{"text": request.messages[-1].content[0].text.upper()}])
+        return chat_service_pb2.ChatResponse(choices=[chat_service_pb2.ChatResponse.Choice(message=message)])
+
+    def RenderChat(self, request, context):
+        self._fail_if_told(context)
+        return tokenization_service_pb2.RenderChatResponse(text=f"<{request.chat.messages[0].content[0].text}>")
+
+    def GetTokenizer(self, request, context):
+        self._fail_if_told(context)
+        yield tokenization_service_pb2.GetTokenizerResponse(data=b"PK")
+        yield tokenization_service_pb2.GetTokenizerResponse(data=b"zip", sha256="0" * 64)
+
     def Tokenize(self, request, context):
         self._fail_if_told(context)
         encodings = [
@@ -115,16 +153,20 @@ class FakePublicServer(
         self.health.set(SERVICE, states.SERVING if is_serving else states.NOT_SERVING)
 
     def _receive(self, request, context) -> None:
+        self._note_class(context)
         with self._lock:
             self.requests.append(request)
-            self.client_classes += [
-                value for key, value in context.invocation_metadata() if key == "x-gateway-inference-fairness-id"
-            ]
         self.was_called.set()
         self._fail_if_told(context)
         prompt = request.text or " ".join(map(str, request.token_ids.ids))
         if prompt in self.failing_prompts:
             abort_sync(context, self.failing_prompts[prompt])
+
+    def _note_class(self, context) -> None:
+        with self._lock:
+            self.client_classes += [
+                value for key, value in context.invocation_metadata() if key == "x-gateway-inference-fairness-id"
+            ]
 
     def _fail_if_told(self, context) -> None:
         if self.error is not None and self.status_over_error is not None:
@@ -167,6 +209,7 @@ def running(port: int = 0) -> Iterator[FakePublicServer]:
     fake = FakePublicServer()
     server = grpc.server(futures.ThreadPoolExecutor(16), options=grpc_options.SERVER)
     generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(fake, server)
+    chat_service_pb2_grpc.add_ChatServiceServicer_to_server(fake, server)
     tokenization_service_pb2_grpc.add_TokenizationServiceServicer_to_server(fake, server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(fake, server)
     health_pb2_grpc.add_HealthServicer_to_server(fake.health, server)

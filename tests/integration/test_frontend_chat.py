@@ -43,8 +43,8 @@ async def engine(tokenizer_dir: Path) -> AsyncIterator[FakeEngine]:
 @pytest.fixture
 async def frontend(engine: FakeEngine, tmp_path: Path, monkeypatch) -> AsyncIterator[RunningFrontend]:
     monkeypatch.setattr("frontend.chat.preparation.output_parser", lambda options: FakeOutputParser())
-    settings = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
-    async with running_frontend(engine.endpoint, cache_dir=tmp_path / "cache", **settings) as running:
+    monkeypatch.setattr("frontend.chat.model.families", lambda model_type, template: ("hermes", "qwen3"))
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path / "cache") as running:
         await running.wait_for_health(SERVING)
         yield running
 

@@ -7,11 +7,12 @@ import json
 import pytest
 from google.protobuf import json_format
 
+from frontend.chat.enforced_calls import EnforcedCalls
 from frontend.chat.model import ChatModel, ChatOptions
 from frontend.chat.preparation import PreparedChat, in_terms_of_chat, prepare
 from frontend.chat.tools import ToolPlan
 from frontend.chat_template import ChatTemplate
-from frontend.output_parsers.choice import JSON_ARRAY
+from frontend.output_parsers.choice import ParserOptions
 from stepwire.errors import FieldViolation, InvalidRequestError
 from stepwire.v1.chat_service_pb2 import ChatRequest
 
@@ -64,7 +65,22 @@ def test_a_chat_becomes_a_generation_with_the_same_fields():
 
 def test_without_tools_and_reasoning_there_is_no_parser():
     assert prepared(SILENT).new_parser() is None
-    assert prepared(MODEL).new_parser() is not None
+
+
+def test_the_parser_is_the_one_of_the_model_and_knows_the_tools(monkeypatch):
+    given: list[ParserOptions] = []
+    monkeypatch.setattr("frontend.chat.preparation.output_parser", given.append)
+    prepared(MODEL, tools=[TOOL]).new_parser()
+    (options,) = given
+    assert (options.tool_parser, options.reasoning_parser, options.reasoning_open) == ("hermes", "qwen3", False)
+    assert [tool.name for tool in options.tools] == ["f"]
+    assert options.tool_call_id() != options.tool_call_id()
+
+
+@pytest.mark.parametrize("choice", [{"mode": "MODE_REQUIRED"}, {"functionName": "f"}])
+@pytest.mark.parametrize("model", [MODEL, SILENT])
+def test_calls_of_a_grammar_are_read_the_same_way_in_every_family(model: ChatModel, choice: dict[str, str]):
+    assert isinstance(prepared(model, tools=[TOOL], toolChoice=choice).new_parser(), EnforcedCalls)
 
 
 def test_the_tools_in_force_are_offered_to_the_template():
@@ -81,8 +97,8 @@ def test_the_tools_in_force_are_offered_to_the_template():
         ({"tools": [TOOL]}, "hermes", None),
         ({"tools": [{**TOOL, "strict": True}]}, "hermes", "structural_tag"),
         ({"tools": [TOOL], "toolChoice": {"mode": "MODE_NONE"}}, None, None),
-        ({"tools": [TOOL], "toolChoice": {"mode": "MODE_REQUIRED"}}, JSON_ARRAY, "json_schema"),
-        ({"tools": [TOOL], "toolChoice": {"functionName": "f"}}, JSON_ARRAY, "json_schema"),
+        ({"tools": [TOOL], "toolChoice": {"mode": "MODE_REQUIRED"}}, None, "json_schema"),
+        ({"tools": [TOOL], "toolChoice": {"functionName": "f"}}, None, "json_schema"),
     ],
 )
 def test_parser_and_grammar_follow_the_choice(fields: dict[str, object], tool_parser: str | None, kind: str | None):
@@ -178,8 +194,10 @@ def test_violations_of_the_generation_have_the_names_of_the_chat():
     assert (own.reason, own.message.startswith("messages: bad; ")) == ("CONTEXT_LENGTH_EXCEEDED", True)
 
 
-def test_parsers_are_those_of_the_family_or_of_the_operator(tmp_path):
-    (tmp_path / "chat_template.jinja").write_text("<tool_call><think>")
+def test_parsers_are_those_of_the_family_or_of_the_operator(tmp_path, monkeypatch):
+    monkeypatch.setattr("frontend.chat.model.families", lambda model_type, template: (model_type, template))
+    (tmp_path / "chat_template.jinja").write_text("qwen3")
+    (tmp_path / "config.json").write_text('{"model_type": "hermes"}')
     own = tmp_path / "own.jinja"
     own.write_text("mine")
     of_family = ChatModel.from_directory(tmp_path, ChatOptions())

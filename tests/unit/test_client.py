@@ -10,10 +10,11 @@ import pytest
 from fakes import fake_public_server
 from fakes.fake_public_server import FakePublicServer
 from stepwire.errors import FieldViolation, InvalidRequestError, OverloadedError, UnavailableError
-from stepwire.v1 import generation_service_pb2
+from stepwire.v1 import chat_service_pb2, generation_service_pb2
 from stepwire_client import CallError, Client
 
 REQUEST = generation_service_pb2.GenerateRequest(text="one two three")
+CHAT = chat_service_pb2.ChatRequest(messages=[{"role": chat_service_pb2.ROLE_USER, "content": [{"text": "one two"}]}])
 
 
 @pytest.fixture
@@ -121,3 +122,26 @@ def test_health_of_an_unknown_service(client):
     with pytest.raises(CallError) as caught:
         client.health("no.such.Service")
     assert caught.value.code is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_chat_streamed_and_at_once(server):
+    with Client(server.target, client_class="gold") as client:
+        events = list(client.chat_stream(CHAT))
+        answer = client.chat(CHAT)
+    assert "".join(event.delta.content for event in events) == "ONE TWO "
+    assert answer.choices[0].message.content[0].text == "ONE TWO"
+    assert server.chats == [CHAT, CHAT]
+    assert server.client_classes == ["gold", "gold"]
+
+
+def test_a_chat_that_fails(client, server):
+    server.error = InvalidRequestError.of_field("messages", "is empty")
+    for call in (lambda: list(client.chat_stream(CHAT)), lambda: client.chat(CHAT)):
+        with pytest.raises(CallError) as caught:
+            call()
+        assert caught.value.details.violations[0].field == "messages"
+
+
+def test_the_prompt_of_a_chat_and_the_files_of_the_tokenizer(client):
+    assert client.render_chat(CHAT).text == "<one two>"
+    assert client.tokenizer_archive() == b"PKzip"

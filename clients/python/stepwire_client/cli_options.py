@@ -23,6 +23,7 @@ _STOP = "When to stop"
 _OUTPUT = "Output"
 _STRUCTURE = "Structured output (one of these)"
 _PROMPT = "Prompt and cache"
+_CHAT = "Conversation"
 
 Target = Annotated[str, typer.Option(parser=cli_input.text, help="host:port of the frontend.")]
 Timeout = Annotated[float | None, typer.Option(min=0.001, help="Seconds until the server aborts the request.")]
@@ -178,4 +179,34 @@ CacheSalt = Annotated[
 ]
 BypassPrefixCache = Annotated[
     bool, typer.Option("--bypass-prefix-cache", help="Do not read it.", rich_help_panel=_PROMPT)
+]
+
+ChatPrompt = Annotated[
+    str | None,
+    typer.Argument(
+        parser=cli_input.text, help="What you say; - = standard input, nothing = a conversation at the terminal."
+    ),
+]
+System = Annotated[str, typer.Option(parser=cli_input.text, help="System message.", rich_help_panel=_CHAT)]
+Tools = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="JSON array of functions, each {name, description, parameters, strict}, or as OpenAI writes them.",
+        rich_help_panel=_CHAT,
+    ),
+]
+ToolChoice = Annotated[
+    str | None,
+    typer.Option(
+        parser=cli_input.text,
+        metavar="auto|none|required|NAME",
+        help="May or must the model call a function?",
+        rich_help_panel=_CHAT,
+    ),
+]
+TemplateKwargs = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help='For the template, e.g. {"enable_thinking": false}.', rich_help_panel=_CHAT),
 ]

@@ -14,12 +14,12 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from rich.console import Console
 
-from stepwire.v1 import common_pb2, generation_service_pb2
+from stepwire.v1 import chat_service_pb2, common_pb2, generation_service_pb2
 from stepwire_client import cli_logprobs
 from stepwire_client.errors import CallError
 
 Response = generation_service_pb2.GenerateStreamResponse
-Finished = generation_service_pb2.GenerateStreamResponse.Finished
+Finished = generation_service_pb2.GenerateStreamResponse.Finished | chat_service_pb2.ChatStreamResponse.Finished
 
 _HINTS = {
     "QUEUE_FULL": "the server is full",
@@ -55,6 +55,11 @@ def note(text: str, style: str = "dim") -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(text, style=style, markup=False)
 
 
+def aside(text: str) -> None:
+    """Part of what is told beside the answer while it comes."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(text, style="dim", markup=False, end="")
+
+
 def print_stream(events: Iterable[Response], num_choices: int) -> None:
     """Stream one choice as it comes; of several, each when it is complete, because they arrive interleaved."""
     texts: dict[int, list[str]] = {}
@@ -74,10 +79,11 @@ def print_stream(events: Iterable[Response], num_choices: int) -> None:
                 write_text(f"[{event.finished.choice}] {''.join(texts.pop(event.finished.choice, []))}")
             write_text("\n")
             cli_logprobs.print_logprobs("answer", logprobs.pop(event.finished.choice, []))
-            _print_summary(event.finished)
+            print_summary(event.finished)
 
 
-def _print_summary(finished: Finished) -> None:
+def print_summary(finished: Finished) -> None:
+    """How a choice ended, on standard error."""
     parts = [common_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()]
     if finished.stop_match.WhichOneof("match"):
         parts[0] += f" at {finished.stop_match.WhichOneof('match')}"

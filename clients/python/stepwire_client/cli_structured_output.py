@@ -24,7 +24,7 @@ def build(options: Mapping[str, Any]) -> common_pb2.StructuredOutput | None:
     value = options[given[0]]
     match given[0]:
         case "json_schema":
-            return common_pb2.StructuredOutput(json_schema=_read_schema(value))
+            return common_pb2.StructuredOutput(json_schema=read_schema(value))
         case "json_object":
             return common_pb2.StructuredOutput(json_object=common_pb2.StructuredOutput.JsonObject())
         case "choice":
@@ -37,7 +37,7 @@ def build(options: Mapping[str, Any]) -> common_pb2.StructuredOutput | None:
             return common_pb2.StructuredOutput(structural_tag=_read(value))
 
 
-def _read_schema(value: str) -> str:
+def read_schema(value: str) -> str:
     """The schema itself, or a file with it. A schema is an object or a boolean, which is no likely file name."""
     if value.lstrip().startswith("{") or value.strip() in ("true", "false"):
         return value

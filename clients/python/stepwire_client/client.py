@@ -6,7 +6,7 @@ in one place. It never retries a stream by itself: after Accepted a repeat would
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,6 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stepwire import grpc_options
 from stepwire.v1 import (
+    chat_service_pb2,
+    chat_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
     model_service_pb2,
@@ -30,6 +32,7 @@ GENERATION_SERVICE = "stepwire.v1.GenerationService"
 CLIENT_CLASS_KEY = "x-gateway-inference-fairness-id"
 # Generous for calls that only look something up; generations have no limit unless the caller sets one.
 LOOKUP_TIMEOUT_S = 10.0
+DOWNLOAD_TIMEOUT_S = 60.0
 
 Response = TypeVar("Response")
 
@@ -43,6 +46,7 @@ class Client:
         self._metadata = ((CLIENT_CLASS_KEY, client_class),) if client_class else ()
         self._channel = grpc.insecure_channel(target, options=grpc_options.CLIENT_CHANNEL)
         self._generation = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
+        self._chat = chat_service_pb2_grpc.ChatServiceStub(self._channel)
         self._tokenization = tokenization_service_pb2_grpc.TokenizationServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -51,20 +55,30 @@ class Client:
         self, request: generation_service_pb2.GenerateRequest, *, timeout_s: float | None = None
     ) -> Generator[generation_service_pb2.GenerateStreamResponse, None, None]:
         """Accepted, then deltas, then one Finished per choice. Closing the generator aborts the request."""
-        call = self._generation.GenerateStream(request, timeout=timeout_s, metadata=self._metadata)
-        try:
-            yield from call
-        except grpc.RpcError as error:
-            raise CallError.from_rpc_error(error) from error
-        finally:
-            # A no-op after the last message; otherwise it is what frees the request's KV blocks in the engine.
-            call.cancel()  # type: ignore[no-untyped-call]  # grpc-stubs leaves it unannotated
+        yield from _stream(partial(self._generation.GenerateStream, metadata=self._metadata), request, timeout_s)
 
     def generate(
         self, request: generation_service_pb2.GenerateRequest, *, timeout_s: float | None = None
     ) -> generation_service_pb2.GenerateResponse:
         """The whole answer at once."""
         return _call(partial(self._generation.Generate, metadata=self._metadata), request, timeout_s)
+
+    def chat_stream(
+        self, request: chat_service_pb2.ChatRequest, *, timeout_s: float | None = None
+    ) -> Generator[chat_service_pb2.ChatStreamResponse, None, None]:
+        """Accepted, then deltas, then one Finished per choice. Closing the generator aborts the request."""
+        yield from _stream(partial(self._chat.ChatStream, metadata=self._metadata), request, timeout_s)
+
+    def chat(
+        self, request: chat_service_pb2.ChatRequest, *, timeout_s: float | None = None
+    ) -> chat_service_pb2.ChatResponse:
+        """The whole message of each choice at once; it can go into the next request as it is."""
+        return _call(partial(self._chat.Chat, metadata=self._metadata), request, timeout_s)
+
+    def render_chat(self, request: chat_service_pb2.ChatRequest) -> tokenization_service_pb2.RenderChatResponse:
+        """The prompt that a chat would send to the engine, as text and token ids."""
+        message = tokenization_service_pb2.RenderChatRequest(chat=request)
+        return _call(self._tokenization.RenderChat, message, LOOKUP_TIMEOUT_S)
 
     def abort(self, request_ids: Sequence[str]) -> generation_service_pb2.AbortResponse:
         """End requests by id; unknown and finished ids are no error."""
@@ -84,6 +98,11 @@ class Client:
             model=model, texts=texts, add_special_tokens=add_special_tokens, return_offsets=return_offsets
         )
         return _call(self._tokenization.Tokenize, request, LOOKUP_TIMEOUT_S)
+
+    def tokenizer_archive(self, model: str = "") -> bytes:
+        """The model's tokenizer files as a zip archive; its SHA-256 is Model.tokenizer_sha256."""
+        request = tokenization_service_pb2.GetTokenizerRequest(model=model)
+        return b"".join(piece.data for piece in _stream(self._tokenization.GetTokenizer, request, DOWNLOAD_TIMEOUT_S))
 
     def models(self) -> Sequence[model_service_pb2.Model]:
         """Everything that GenerateRequest.model accepts."""
@@ -112,3 +131,16 @@ def _call(method: Callable[..., Response], request: Any, timeout_s: float | None
         return method(request, timeout=timeout_s)
     except grpc.RpcError as error:
         raise CallError.from_rpc_error(error) from error
+
+
+def _stream(
+    method: Callable[..., Iterable[Response]], request: Any, timeout_s: float | None
+) -> Generator[Response, None, None]:
+    call: Any = method(request, timeout=timeout_s)
+    try:
+        yield from call
+    except grpc.RpcError as error:
+        raise CallError.from_rpc_error(error) from error
+    finally:
+        # A no-op after the last message; otherwise it is what frees the request's KV blocks in the engine.
+        call.cancel()

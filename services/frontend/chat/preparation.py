@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from frontend.chat import tool_grammar
 from frontend.chat.conversation import read_conversation, read_template
+from frontend.chat.enforced_calls import EnforcedCalls
 from frontend.chat.model import ChatModel
 from frontend.chat.rendering import RenderedPrompt, render
 from frontend.chat.tools import ToolMode, ToolPlan, read_tools
 from frontend.input_processor.field_checks import FieldChecks
-from frontend.output_parsers.choice import JSON_ARRAY, ParserOptions, keeps_special_tokens, output_parser
+from frontend.output_parsers.choice import ParserOptions, ToolSchema, keeps_special_tokens, output_parser
 from frontend.output_parsers.interface import OutputParser
 from stepwire.errors import FieldViolation, InvalidRequestError
 from stepwire.v1 import chat_service_pb2 as pb
@@ -36,6 +37,8 @@ class PreparedChat:
 
     def new_parser(self) -> OutputParser | None:
         """The parser of one choice; None when all text is content."""
+        if self.plan.is_enforced:
+            return EnforcedCalls(self.plan.named_function, _new_call_id)
         if self.tool_parser is None and self.reasoning_parser is None:
             return None
         return output_parser(
@@ -44,6 +47,7 @@ class PreparedChat:
                 reasoning_parser=self.reasoning_parser,
                 reasoning_open=self.is_reasoning_open,
                 tool_call_id=_new_call_id,
+                tools=tuple(ToolSchema(tool.name) for tool in self.plan.tools),
             )
         )
 
@@ -61,7 +65,7 @@ def prepare(request: pb.ChatRequest, model: ChatModel) -> PreparedChat:
     except RecursionError as error:
         raise InvalidRequestError.of_field("tools", "a schema is nested too deeply") from error
     is_free = constraint is None or constraint.HasField("structural_tag")
-    tool_parser = {ToolMode.NONE: None, ToolMode.AUTO: model.tool_parser}.get(plan.mode, JSON_ARRAY)
+    tool_parser = model.tool_parser if plan.mode is ToolMode.AUTO else None
     generate = _generate_request(request, prompt, constraint)
     if tool_parser is not None and not request.output.HasField("skip_special_tokens"):
         generate.output.skip_special_tokens = not keeps_special_tokens(tool_parser)

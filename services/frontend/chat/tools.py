@@ -59,6 +59,11 @@ class ToolPlan:
         """The answer is calls and nothing else, by grammar."""
         return self.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
 
+    @property
+    def named_function(self) -> str | None:
+        """The one function whose arguments are the whole answer."""
+        return self.tools[0].name if self.mode is ToolMode.NAMED else None
+
 
 def read_tools(request: pb.ChatRequest, checks: FieldChecks) -> ToolPlan:
     """What is wrong goes to `checks`, and the result is then not to be used."""

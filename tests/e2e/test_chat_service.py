@@ -1,0 +1,172 @@
+"""Chats with the real model through both services: answers, calls, answers that go on, and streams that break."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google.protobuf import json_format
+
+from running_stack import SERVING, Frontend, Service, running_stack
+from stepwire.v1 import common_pb2
+from stepwire.v1.chat_service_pb2 import ChatRequest, ChatStreamResponse
+from stepwire.v1.tokenization_service_pb2 import RenderChatRequest
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 120.0
+QUESTION = {"role": "ROLE_USER", "content": [{"text": "What is the capital of France?"}]}
+CITY = {"type": "string", "enum": ["Paris", "London", "Rome"]}
+TOOLS = [
+    {
+        "name": "weather",
+        "description": "The weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": CITY, "celsius": {"type": "boolean"}},
+            "required": ["city", "celsius"],
+            "additionalProperties": False,
+        },
+    },
+    {
+        "name": "population",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": CITY},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def stack(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Frontend]]:
+    with running_stack(embedded_model_dir, tmp_path_factory.mktemp("cache")) as stack:
+        engine = stack.engine()
+        frontend = stack.frontend(engine)
+        frontend.wait_for_health(SERVING)
+        yield engine, frontend
+
+
+@pytest.fixture
+def frontend(stack: tuple[Service, Frontend]) -> Frontend:
+    return stack[1]
+
+
+def chat(**fields: object) -> ChatRequest:
+    defaults = {"messages": [QUESTION], "sampling": {"temperature": 0}, "stop": {"maxTokens": 48}}
+    return json_format.ParseDict({**defaults, **fields}, ChatRequest())
+
+
+def stream(frontend: Frontend, request: ChatRequest) -> list[ChatStreamResponse]:
+    return list(frontend.chat.ChatStream(request, timeout=TIMEOUT_S))
+
+
+def content(messages: list[ChatStreamResponse]) -> str:
+    return "".join(message.delta.content for message in messages)
+
+
+def token_ids(messages: list[ChatStreamResponse]) -> list[int]:
+    return [token_id for message in messages for token_id in message.delta.token_ids]
+
+
+def test_an_answer_streams_and_is_the_unary_one(frontend: Frontend) -> None:
+    messages = stream(frontend, chat())
+    assert [message.index for message in messages] == list(range(len(messages)))
+    assert "Paris" in content(messages)
+    finished = messages[-1].finished
+    # The end of a turn is the model's own end-of-sequence token, and not part of the text.
+    assert finished.reason == common_pb2.FINISH_REASON_STOP
+    assert "<|im_end|>" not in content(messages)
+    assert len(messages) > 4
+    answer = frontend.chat.Chat(chat(), timeout=TIMEOUT_S)
+    assert answer.choices[0].message.content[0].text == content(messages)
+    assert answer.usage.prompt_tokens == finished.usage.prompt_tokens == messages[0].accepted.prompt_tokens
+
+
+def test_the_conversation_so_far_counts(frontend: Frontend) -> None:
+    first = frontend.chat.Chat(chat(), timeout=TIMEOUT_S).choices[0].message
+    request = chat()
+    request.messages.append(first)
+    request.messages.add(role="ROLE_USER", content=[{"text": "And which river flows through it?"}])
+    rendered = frontend.tokenization.RenderChat(RenderChatRequest(chat=request), timeout=TIMEOUT_S)
+    assert f"<|im_start|>assistant\n{first.content[0].text}<|im_end|>" in rendered.text
+    assert frontend.chat.Chat(request, timeout=TIMEOUT_S).usage.prompt_tokens == len(rendered.token_ids)
+
+
+def test_a_required_call_is_a_valid_one(frontend: Frontend) -> None:
+    request = chat(tools=TOOLS, toolChoice={"mode": "MODE_REQUIRED"}, parallelToolCalls=False, stop={"maxTokens": 400})
+    messages = stream(frontend, request)
+    parts = [call for message in messages for call in message.delta.tool_calls]
+    assert {call.index for call in parts} == {0}
+    assert [call.id != "" for call in parts] == [True] + [False] * (len(parts) - 1)
+    # The arguments stream as they are written.
+    assert len(parts) > 4
+    _check_arguments(parts[0].name, "".join(call.arguments for call in parts))
+    assert content(messages) == ""
+    assert messages[-1].finished.reason == common_pb2.FINISH_REASON_TOOL_CALLS
+
+
+def test_of_several_calls_each_is_valid(frontend: Frontend) -> None:
+    request = chat(tools=TOOLS, toolChoice={"mode": "MODE_REQUIRED"}, stop={"maxTokens": 120})
+    choice = frontend.chat.Chat(request, timeout=TIMEOUT_S).choices[0]
+    calls = list(choice.message.tool_calls)
+    # A small model calls on and on, and the last call may be cut off.
+    for call in calls[:-1] if choice.reason == common_pb2.FINISH_REASON_LENGTH else calls:
+        _check_arguments(call.name, call.arguments)
+    assert len(calls) > 0
+
+
+def test_a_named_function_is_called(frontend: Frontend) -> None:
+    request = chat(tools=TOOLS, toolChoice={"functionName": "population"}, stop={"maxTokens": 200})
+    choice = frontend.chat.Chat(request, timeout=TIMEOUT_S).choices[0]
+    (call,) = choice.message.tool_calls
+    assert call.name == "population"
+    _check_arguments(call.name, call.arguments)
+    assert (list(choice.message.content), choice.reason) == ([], common_pb2.FINISH_REASON_TOOL_CALLS)
+
+
+def _check_arguments(name: str, text: str) -> None:
+    arguments = json.loads(text)
+    assert arguments.pop("city") in CITY["enum"]
+    assert [type(value) for value in arguments.values()] == ([bool] if name == "weather" else [])
+
+
+def test_an_answer_that_was_begun_goes_on(frontend: Frontend) -> None:
+    begun = {"role": "ROLE_ASSISTANT", "content": [{"text": "The capital of France is"}]}
+    request = chat(messages=[QUESTION, begun], continueFinalMessage=True, stop={"maxTokens": 3})
+    rendered = frontend.tokenization.RenderChat(RenderChatRequest(chat=request), timeout=TIMEOUT_S)
+    assert rendered.text.endswith("<|im_start|>assistant\nThe capital of France is")
+    assert frontend.chat.Chat(request, timeout=TIMEOUT_S).choices[0].message.content[0].text.startswith(" Paris")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_resumed_answer_is_the_uninterrupted_one(frontend: Frontend, temperature: float) -> None:
+    request = chat(sampling={"temperature": temperature}, output={"tokenIds": True}, stop={"maxTokens": 24})
+    whole = stream(frontend, request)
+    request.sampling.seed = whole[0].accepted.seed
+    for cut in (1, len(whole) // 2):
+        request.resume_output_token_ids.ids[:] = token_ids(whole[: cut + 1])
+        rest = stream(frontend, request)
+        assert content(whole[: cut + 1]) + content(rest) == content(whole)
+        assert token_ids(whole[: cut + 1]) + token_ids(rest) == token_ids(whole)
+
+
+def test_leaving_a_stream_frees_everything(stack: tuple[Service, Frontend]) -> None:
+    engine, frontend = stack
+    request = chat(stop={"maxTokens": 2000, "ignoreEos": True})
+    call = frontend.chat.ChatStream(request, timeout=TIMEOUT_S)
+    while not next(call).delta.content:
+        pass
+    call.cancel()
+    for service, name in (
+        (engine, "stepwire_engine_core_kv_cache_usage_ratio"),
+        (engine, "stepwire_engine_core_requests_running"),
+        (frontend, "stepwire_frontend_requests_in_flight"),
+    ):
+        # The engine publishes after its step; the test's own time limit bounds the wait.
+        while service.metric(name) != 0:
+            pass
