@@ -61,10 +61,10 @@ class FrontendSettings(Settings):
         description="Take templates from callers too: they run in a sandbox, which does not bound their time.",
     )
     tool_call_parser: str = Field(
-        AUTO, description=f"How tool calls are read: auto = by model family, none = not, {', '.join(TOOL_PARSERS)}."
+        AUTO, description=f"Parser of tool calls: auto = by model family, or {', '.join((NONE, *TOOL_PARSERS))}."
     )
     reasoning_parser: str = Field(
-        AUTO, description=f"How reasoning is read: auto = by model family, none = not, {', '.join(REASONING_PARSERS)}."
+        AUTO, description=f"Parser of reasoning: auto = by model family, or {', '.join((NONE, *REASONING_PARSERS))}."
     )
 
     ready_timeout_s: float = Field(600.0, gt=0, description="How long an engine may take to load before we say so.")

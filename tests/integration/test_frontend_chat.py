@@ -195,6 +195,17 @@ async def test_a_conversation_that_does_not_fit_names_the_messages(frontend: Run
     assert (failure.reason, failure.fields) == ("CONTEXT_LENGTH_EXCEEDED", ["messages"])
 
 
+@pytest.mark.parametrize(("choice", "fields"), [({"mode": "MODE_REQUIRED"}, ["tools"]), ({"mode": "MODE_AUTO"}, [])])
+async def test_a_grammar_made_of_the_tools_that_does_not_compile(
+    engine: FakeEngine, frontend: RunningFrontend, choice: dict[str, str], fields: list[str]
+):
+    error = common_pb2.EngineError(reason="GRAMMAR_INVALID", message="json_schema does not compile", grpc_code=3)
+    engine.reject = lambda request: error
+    failure = await failure_of(frontend.chat.Chat(chat("x", tools=[TOOL], toolChoice=choice)))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "GRAMMAR_INVALID")
+    assert failure.fields == fields
+
+
 async def test_an_id_in_flight_is_refused(engine: FakeEngine, frontend: RunningFrontend):
     engine.may_step.clear()
     call = frontend.chat.ChatStream(chat("hello", requestId="c1"))

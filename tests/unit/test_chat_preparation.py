@@ -10,7 +10,6 @@ from google.protobuf import json_format
 from frontend.chat.enforced_calls import EnforcedCalls
 from frontend.chat.model import ChatModel, ChatOptions
 from frontend.chat.preparation import PreparedChat, in_terms_of_chat, prepare
-from frontend.chat.tools import ToolPlan
 from frontend.chat_template import ChatTemplate
 from frontend.output_parsers.choice import ParserOptions
 from stepwire.errors import FieldViolation, InvalidRequestError
@@ -188,7 +187,8 @@ def test_a_schema_that_is_nested_too_deeply():
 def test_violations_of_the_generation_have_the_names_of_the_chat():
     violations = tuple(FieldViolation(name, "bad") for name in ("text", "stop.stop", "structured_output.json_schema"))
     error = InvalidRequestError("x", reason="CONTEXT_LENGTH_EXCEEDED", violations=violations)
-    own, of_tools = in_terms_of_chat(error, ToolPlan()), in_terms_of_chat(error, prepared(tools=[TOOL]).plan)
+    strict = prepared(tools=[{**TOOL, "strict": True}])
+    own, of_tools = in_terms_of_chat(error, prepared(tools=[TOOL])), in_terms_of_chat(error, strict)
     assert fields_of(own) == ["messages", "stop.stop", "structured_output.json_schema"]
     assert fields_of(of_tools) == ["messages", "stop.stop", "tools"]
     assert (own.reason, own.message.startswith("messages: bad; ")) == ("CONTEXT_LENGTH_EXCEEDED", True)

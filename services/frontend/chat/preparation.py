@@ -35,6 +35,12 @@ class PreparedChat:
     reasoning_parser: str | None
     is_reasoning_open: bool
 
+    @property
+    def has_tool_grammar(self) -> bool:
+        """The constraint on the text was made of the tools, not given by the caller."""
+        has_strict = self.plan.mode is ToolMode.AUTO and any(tool.is_strict for tool in self.plan.tools)
+        return self.plan.is_enforced or has_strict
+
     def new_parser(self) -> OutputParser | None:
         """The parser of one choice; None when all text is content."""
         if self.plan.is_enforced:
@@ -79,10 +85,10 @@ def prepare(request: pb.ChatRequest, model: ChatModel) -> PreparedChat:
     )
 
 
-def in_terms_of_chat(error: InvalidRequestError, plan: ToolPlan) -> InvalidRequestError:
+def in_terms_of_chat(error: InvalidRequestError, prepared: PreparedChat) -> InvalidRequestError:
     """An error about the GenerateRequest, with the names that the fields have in ChatRequest."""
     names = {"text": "messages", "prompt": "messages"}
-    if plan.mode is not ToolMode.NONE:
+    if prepared.has_tool_grammar:
         names |= dict.fromkeys(("structured_output.json_schema", "structured_output.structural_tag"), "tools")
     return with_fields(
         error, (FieldViolation(names.get(item.field, item.field), item.description) for item in error.violations)

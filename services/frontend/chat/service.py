@@ -24,7 +24,7 @@ from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, Co
 from frontend.input_processor import ProcessedRequest
 from frontend.serving_model import ServingModel
 from frontend.tokenizer import Tokenizer
-from stepwire.errors import InvalidRequestError
+from stepwire.errors import InvalidRequestError, StepwireError
 from stepwire.v1 import chat_service_pb2
 
 
@@ -36,7 +36,7 @@ class Chat:
         self.generation = generation
         # Prompt ids, seed, output settings.
         self.processed = processed
-        self._plan = prepared.plan
+        self._has_tool_grammar = prepared.has_tool_grammar
         self._answers = [
             ChoiceAnswer(choice, prepared.new_parser(), is_parallel=prepared.plan.is_parallel)
             for choice in range(processed.num_choices)
@@ -69,12 +69,12 @@ class Chat:
                 await model.input_processor.in_thread(partial(chat._skip_resumed, model.tokenizer))
             generation.submit(processed, rank)
         except InvalidRequestError as error:
-            raise in_terms_of_chat(error, prepared.plan) from error
+            raise in_terms_of_chat(error, prepared) from error
         return chat
 
     async def next(self) -> Sequence[ChatEvent]:
         """The next news, at least one; none when every choice has ended. Raises whatever ended the request."""
-        while items := await self.generation.next():
+        while items := await self._next_items():
             events = [event for item in items for event in self._read(item)]
             if events:
                 return events
@@ -84,6 +84,15 @@ class Chat:
     def num_reasoning_tokens(self) -> int:
         """Part of the completion tokens; a token that is reasoning and content counts."""
         return sum(answer.num_reasoning_tokens for answer in self._answers)
+
+    async def _next_items(self) -> Sequence[CollectorItem]:
+        try:
+            return await self.generation.next()
+        except StepwireError as error:
+            if error.reason == "GRAMMAR_INVALID" and self._has_tool_grammar:
+                # The grammar is ours; what is in it is the caller's.
+                raise InvalidRequestError.of_field("tools", error.message, reason=error.reason) from error
+            raise
 
     def _read(self, item: CollectorItem) -> Sequence[ChatEvent]:
         if isinstance(item, ChoiceDelta):
