@@ -113,17 +113,18 @@ def check_rope_and_cache(kernels: Kernels, batch: Batch, rotary_half: int, *, ha
 
 
 def check_add_rms_norm(kernels: Kernels, batch: Batch, num_features: int, *, has_x: bool) -> None:
-    residual = batch.random(batch.num_tokens, num_features)
+    rows = batch.random(batch.num_tokens, num_features)
     x = batch.random(batch.num_tokens, num_features) if has_x else None
     weight = batch.weight(num_features)
-    expected_residual, expected, found = residual.clone(), torch.empty_like(residual), torch.empty_like(residual)
-    REFERENCE.add_rms_norm(expected_residual, x, weight, 1e-5, expected)
-    kernels.add_rms_norm(residual, x, weight, 1e-5, found)
-    batch.close(residual, expected_residual)
-    batch.close(found, expected)
-    if not has_x:
-        kernels.add_rms_norm(residual, None, weight, 1e-5, residual)
-        batch.close(residual, expected)
+    for residual in (rows, rows.float() / 3):
+        expected_residual, expected, found = residual.clone(), torch.empty_like(rows), torch.empty_like(rows)
+        REFERENCE.add_rms_norm(expected_residual, x, weight, 1e-5, expected)
+        kernels.add_rms_norm(residual, x, weight, 1e-5, found)
+        batch.close(residual, expected_residual)
+        batch.close(found, expected)
+        if not has_x and residual.dtype == rows.dtype:
+            kernels.add_rms_norm(residual, None, weight, 1e-5, residual)
+            batch.close(residual, expected)
 
 
 def check_act_mul(kernels: Kernels, batch: Batch, num_features: int, activation: Activation) -> None:

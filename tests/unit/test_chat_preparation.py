@@ -11,7 +11,7 @@ from frontend.chat.enforced_calls import EnforcedCalls
 from frontend.chat.model import ChatModel, ChatOptions
 from frontend.chat.preparation import PreparedChat, in_terms_of_chat, prepare
 from frontend.chat_template import ChatTemplate
-from frontend.output_parsers.choice import ParserOptions
+from frontend.output_parsers.interface import ParserOptions
 from stepwire.errors import FieldViolation, InvalidRequestError
 from stepwire.v1.chat_service_pb2 import ChatRequest
 

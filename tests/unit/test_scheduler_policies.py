@@ -180,6 +180,17 @@ def test_prompts_take_small_parts_of_steps_that_decode_and_whole_steps_of_their_
     ]
 
 
+def test_the_parts_grow_with_the_number_of_prompts_for_each_decode() -> None:
+    engine = DrivenScheduler(max_num_batched_tokens=64, num_blocks=100, max_num_seqs=8, prefill_tokens_beside_decodes=5)
+    engine.add(make_request(1, 20, max_tokens=9), make_request(2, 20, max_tokens=9))
+    engine.step()
+    # More of them than may run: those that can not be admitted are none.
+    engine.add(*(make_request(number, 10) for number in range(3, 12)))
+    engine.step()
+    engine.step()
+    assert engine.scheduled[1:] == [{1: 1, 2: 1, 3: 10, 4: 5}, {1: 1, 2: 1, 3: 1, 4: 5}]
+
+
 def test_without_chunks_prompts_are_not_cut_beside_decodes() -> None:
     engine = DrivenScheduler(
         max_num_batched_tokens=64, max_model_len=32, enable_chunked_prefill=False, prefill_tokens_beside_decodes=5

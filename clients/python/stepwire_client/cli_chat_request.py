@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 from google.protobuf import json_format
+from google.protobuf.message import Message
 
 from stepwire.v1 import chat_service_pb2 as pb
 from stepwire.v1 import common_pb2
@@ -41,7 +42,7 @@ def build(options: Options) -> pb.ChatRequest:
     return request
 
 
-def said(role: pb.Role, text: str) -> pb.Message:
+def said(role: pb.Role.ValueType, text: str) -> pb.Message:
     """One turn of text."""
     return pb.Message(role=role, content=[pb.ContentPart(text=text)])
 
@@ -71,11 +72,13 @@ def _tool(given: dict[str, Any]) -> pb.Tool:
     # As text, because that keeps the order of the schema's keys.
     fields = {**given, "parameters_json": json.dumps(given.get("parameters", {}), ensure_ascii=False)}
     fields.pop("parameters", None)
-    return _parse("--tools", json.dumps(fields), pb.Tool())
+    tool = pb.Tool()
+    _parse("--tools", json.dumps(fields), tool)
+    return tool
 
 
-def _parse(flag: str, text: str, message: Any) -> Any:
+def _parse(flag: str, text: str, message: Message) -> None:
     try:
-        return json_format.Parse(text, message)
+        json_format.Parse(text, message)
     except json_format.ParseError as error:
         raise typer.BadParameter(f"{flag}: {error}") from error

@@ -122,8 +122,8 @@ class Scheduler:
         """Plan one step: expire, then running requests in order, then waiting ones. May plan nothing."""
         self.expire(now)
         token_budget = 0 if self.pause_state is PauseState.ALL else self.config.max_num_batched_tokens
-        has_decodes = any(request.is_decoding for request in self.running)
-        plan = StepPlan(self._planned_step + 1, token_budget, self.config.prefill_budget(has_decodes))
+        decodes = sum(request.is_decoding for request in self.running)
+        plan = StepPlan(self._planned_step + 1, token_budget, self.config.prefill_budget(decodes, len(self.requests)))
         self._schedule_running(plan, now)
         if not plan.is_short_of_blocks:
             self._admit_waiting(plan, now)

@@ -16,8 +16,8 @@ from frontend.chat.model import ChatModel
 from frontend.chat.rendering import RenderedPrompt, render
 from frontend.chat.tools import ToolMode, ToolPlan, read_tools
 from frontend.input_processor.field_checks import FieldChecks
-from frontend.output_parsers.choice import ParserOptions, ToolSchema, keeps_special_tokens, output_parser
-from frontend.output_parsers.interface import OutputParser
+from frontend.output_parsers.choice import keeps_special_tokens, output_parser
+from frontend.output_parsers.interface import OutputParser, ParserOptions, ToolSchema
 from stepwire.errors import FieldViolation, InvalidRequestError
 from stepwire.v1 import chat_service_pb2 as pb
 from stepwire.v1 import common_pb2, generation_service_pb2
@@ -53,7 +53,7 @@ class PreparedChat:
                 reasoning_parser=self.reasoning_parser,
                 reasoning_open=self.is_reasoning_open,
                 tool_call_id=_new_call_id,
-                tools=tuple(ToolSchema(tool.name) for tool in self.plan.tools),
+                tools=tuple(ToolSchema(tool.name, tool.parameters) for tool in self.plan.tools),
             )
         )
 

@@ -28,6 +28,10 @@ inline void check_rows(const Tensor& tensor, const Tensor& like, int64_t rows, i
               name, " must be contiguous, [", rows, ", ", columns, "] and of the same type, not ", tensor.sizes());
 }
 
+inline void check_residual(const Tensor& residual, const Tensor& like, int64_t rows, int64_t columns) {
+  check_rows(residual, residual.scalar_type() == at::kFloat ? residual : like, rows, columns, "residual");
+}
+
 inline void check_floats(const Tensor& tensor, int64_t count, const char* name) {
   TORCH_CHECK(tensor.numel() == count && tensor.is_contiguous() && tensor.scalar_type() == at::kFloat, name,
               " must be ", count, " contiguous float32 numbers, not ", tensor.sizes());

@@ -26,7 +26,7 @@ class AttentionWork {
   // Few products are left to one thread, unless `all_threads` of them are awake anyway.
   void plan(const Kernels& kernels, const Attention& a, int num_threads, bool all_threads) {
     plan_.work = 0;
-    plan_prefills(a, kernels.tile_queries(a), plan_);
+    plan_prefills(a, kernels.tile_queries(a), num_threads, plan_);
     plan_decodes(a, num_threads, plan_);
     if (!all_threads && plan_.work * a.group() * a.head_dim < 2 * kProductsPerThread && num_threads > 1) {
       plan_.work = 0;

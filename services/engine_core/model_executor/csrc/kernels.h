@@ -14,6 +14,8 @@ struct Norm {
   void* out;
   int64_t num_features;
   float eps;
+  // The residual is float whatever x and out are.
+  bool is_float;
 };
 
 struct Rope {

@@ -107,13 +107,13 @@ class DecoderLayers : public torch::CustomClassHolder {
                        (float)scale, (float)softcap});
   }
 
-  // residual [T, n], which it adds to -> what the last layer's MLP has to add, [T, n].
+  // residual [T, n], float or of the weights' type, which it adds to -> what the last layer's MLP has to add, [T, n].
   Tensor run(const Tensor& residual, const std::vector<Tensor>& cos, const std::vector<Tensor>& sin,
              const std::vector<Tensor>& keys, const std::vector<Tensor>& values, const std::vector<Tensor>& slots,
              const std::vector<Tensor>& block_tables, const std::vector<Tensor>& seq_lens,
              const std::vector<Tensor>& query_starts) {
     TORCH_CHECK(!layers_.empty() && residual.dim() == 2, "no layers, or a residual that has not two dimensions");
-    const Kernels& kernels = kernels_of(instruction_set_, residual);
+    const Kernels& kernels = kernels_of(instruction_set_, weights());
     TORCH_CHECK(kernels.multiply_packed, "set ", instruction_set_, " has no products with packed weights");
     const Step step{cos, sin, keys, values, slots, block_tables, seq_lens, query_starts};
     check_step(residual, step);
@@ -135,7 +135,7 @@ class DecoderLayers : public torch::CustomClassHolder {
  private:
   void check_step(const Tensor& residual, const Step& s) const {
     const int64_t tokens = residual.size(0);
-    check_rows(residual, residual, tokens, layers_[0].qkv.depth, "residual");
+    check_residual(residual, weights(), tokens, layers_[0].qkv.depth);
     TORCH_CHECK(s.cos.size() == s.sin.size() && s.keys.size() == layers_.size() && s.values.size() == s.keys.size() &&
                     s.block_tables.size() == s.slots.size() && s.seq_lens.size() == s.slots.size() &&
                     s.query_starts.size() == s.slots.size(),
@@ -153,7 +153,7 @@ class DecoderLayers : public torch::CustomClassHolder {
 
   static void check_layer(const Tensor& residual, const Step& s, const Layer& layer, const Tensor& keys,
                           const Tensor& values) {
-    check_cache(keys, values, residual);
+    check_cache(keys, values, layer.qkv.panels);
     const int64_t head_dim = keys.size(3), tokens = residual.size(0);
     TORCH_CHECK(head_dim > 0 && layer.qkv.columns == layer.o.depth + 2 * keys.size(1) * head_dim &&
                     layer.o.depth % (head_dim * keys.size(1)) == 0,
@@ -175,9 +175,12 @@ class DecoderLayers : public torch::CustomClassHolder {
 #endif
   }
 
+  // Their type is that of everything but the residual.
+  const Tensor& weights() const { return layers_[0].qkv.panels; }
+
   Buffers make_buffers(const Tensor& residual) const {
     const Layer& layer = layers_[0];
-    const auto make = [&](int64_t columns) { return at::empty({residual.size(0), columns}, residual.options()); };
+    const auto make = [&](int64_t columns) { return at::empty({residual.size(0), columns}, weights().options()); };
     return {make(layer.qkv.depth), make(layer.qkv.columns),     make(layer.o.depth),
             make(layer.qkv.depth), make(layer.gate_up.columns), make(layer.down.depth)};
   }
@@ -189,11 +192,14 @@ class DecoderLayers : public torch::CustomClassHolder {
     const int64_t num_heads = layer.o.depth / head_dim;
     void *stream = residual.mutable_data_ptr(), *branch = b.branch.mutable_data_ptr();
     void* normed = b.normed.mutable_data_ptr();
-    const auto post = [&](const RmsNorm& norm) { return Norm{branch, nullptr, norm.numbers(), branch, n, norm.eps}; };
+    const bool is_float = residual.scalar_type() == at::kFloat, is_branch_float = b.branch.scalar_type() == at::kFloat;
+    const auto post = [&](const RmsNorm& norm) {
+      return Norm{branch, nullptr, norm.numbers(), branch, n, norm.eps, is_branch_float};
+    };
     return {
         &layer,
-        {stream, index ? branch : nullptr, layer.input.numbers(), normed, n, layer.input.eps},
-        {stream, branch, layer.mlp.numbers(), normed, n, layer.mlp.eps},
+        {stream, index ? branch : nullptr, layer.input.numbers(), normed, n, layer.input.eps, is_float},
+        {stream, branch, layer.mlp.numbers(), normed, n, layer.mlp.eps, is_float},
         post(layer.post_attention),
         post(layer.post_mlp),
         layer.qkv.product(b.normed, b.qkv),

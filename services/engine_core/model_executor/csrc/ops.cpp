@@ -22,13 +22,14 @@ void add_rms_norm(const Tensor& residual, const std::optional<Tensor>& x, const 
                   const Tensor& out, int64_t instruction_set) {
   TORCH_CHECK(residual.dim() == 2, "residual must have two dimensions");
   const int64_t rows = residual.size(0), n = residual.size(1);
-  check_rows(residual, residual, rows, n, "residual");
-  check_rows(out, residual, rows, n, "out");
-  if (x) check_rows(*x, residual, rows, n, "x");
+  check_rows(out, out, rows, n, "out");
+  check_residual(residual, out, rows, n);
+  if (x) check_rows(*x, out, rows, n, "x");
   check_floats(weight, n, "weight");
-  const Kernels& kernels = kernels_of(instruction_set, residual);
+  const Kernels& kernels = kernels_of(instruction_set, out);
   const Norm norm{residual.mutable_data_ptr(), x ? x->const_data_ptr() : nullptr, weight.const_data_ptr<float>(),
-                  out.mutable_data_ptr(),      n,                                  (float)eps};
+                  out.mutable_data_ptr(),      n,                                  (float)eps,
+                  residual.scalar_type() == at::kFloat};
   at::parallel_for(0, rows, std::max<int64_t>(1, kNumbersPerThread / std::max<int64_t>(n, 1)),
                    [&](int64_t begin, int64_t end) { kernels.add_rms_norm(norm, begin, end); });
 }

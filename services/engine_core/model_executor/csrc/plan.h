@@ -63,8 +63,25 @@ inline void plan_decodes(const Attention& a, int num_threads, Plan& plan) {
   plan.thread_starts.resize(num_threads + 1, (int64_t)plan.parts.size());
 }
 
+// Halves the tiles until there are some for every thread, but not for ever: each packs the keys anew.
+inline int64_t tile_size(const Attention& a, int64_t most, int num_threads) {
+  constexpr int64_t kLeastRows = 64;
+  const auto num_tiles = [&](int64_t size) {
+    int64_t count = 0;
+    for (int64_t s = 0; s < a.num_seqs; s++) {
+      const int64_t num_queries = a.query_starts[s + 1] - a.query_starts[s];
+      if (num_queries > 1) count += (num_queries + size - 1) / size * a.num_kv_heads;
+    }
+    return count;
+  };
+  int64_t size = most;
+  while (size / 2 * a.group() >= kLeastRows && num_tiles(size) < 2 * num_threads) size /= 2;
+  return size;
+}
+
 // Longest first: the last tiles to be taken are short, so that the threads end together.
-inline void plan_prefills(const Attention& a, int64_t tile_queries, Plan& plan) {
+inline void plan_prefills(const Attention& a, int64_t most_queries, int num_threads, Plan& plan) {
+  const int64_t tile_queries = tile_size(a, most_queries, num_threads);
   plan.tiles.clear();
   const auto num_keys = [&](const PrefillTile& tile) {
     const int64_t before = a.seq_lens[tile.sequence] - a.query_starts[tile.sequence + 1] + a.query_starts[tile.sequence];

@@ -16,7 +16,8 @@ inline void convert(float* to, const bfloat16* from, int64_t n) {
 
 inline void convert(bfloat16* to, const bfloat16* from, int64_t n) { memcpy(to, from, n * sizeof(bfloat16)); }
 
-constexpr int64_t kTileRows = 128;
+// Every tile packs all keys that it sees: the more rows, the less of that. Scores and weights fill half of a core's cache.
+constexpr int64_t kTileRows = 384;
 constexpr int64_t kTileKeys = 128;
 
 // All heads of a group and several query tokens make the rows of one tile: row = token * group + head.

@@ -10,11 +10,11 @@ using stepwire::ActMul;
 using stepwire::Norm;
 using stepwire::Rope;
 
-template <typename T>
-void add_rms_norm(const Norm& norm, int64_t begin, int64_t end) {
+template <typename T, typename Residual>
+void add_rms_norm_to(const Norm& norm, int64_t begin, int64_t end) {
   const int64_t n = norm.num_features;
   for (int64_t row = begin; row < end; row++) {
-    T* residual = (T*)norm.residual + row * n;
+    Residual* residual = (Residual*)norm.residual + row * n;
     const T* x = norm.x ? (const T*)norm.x + row * n : nullptr;
     T* out = (T*)norm.out + row * n;
     Vec squares{};
@@ -29,6 +29,11 @@ void add_rms_norm(const Norm& norm, int64_t begin, int64_t end) {
       store_some(out + i, load_some(residual + i, count) * scale * load_some(norm.weight + i, count), count);
     });
   }
+}
+
+template <typename T>
+void add_rms_norm(const Norm& norm, int64_t begin, int64_t end) {
+  norm.is_float ? add_rms_norm_to<T, float>(norm, begin, end) : add_rms_norm_to<T, T>(norm, begin, end);
 }
 
 template <typename T>

@@ -39,8 +39,8 @@ class Kernels(Protocol):
     ) -> None:
         """residual += x, if there is one; out = residual / rms(residual) * weight. All [T, n]; weight float32 [n].
 
-        The sum is rounded to its type before it is normalised; norms are computed in float32. Without x, out may be
-        the residual itself.
+        x and out are of one type; the residual is of that type or float32. The sum is rounded to the residual's type
+        before it is normalised; norms are computed in float32. Without x, out may be the residual itself.
         """
 
     def rope_and_cache(

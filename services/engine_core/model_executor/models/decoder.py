@@ -121,10 +121,11 @@ class NativeDecoder:
         """As `ModelBackend.forward`."""
         if self._lm_head is None:
             raise InvariantViolation("a forward pass while the weights are out of use")
-        residual = self._embedding(input_ids)
+        # float32: rounded to the weights' type after each of its additions it would lose more than any product does.
+        residual = self._embedding(input_ids).float()
         rotations = {rope: rope(positions) for rope in self._ropes}
         branch = self._run_all(residual, rotations, context)
-        self._hidden = self._add_norm(residual, branch, self._final_norm, torch.empty_like(residual))
+        self._hidden = self._add_norm(residual, branch, self._final_norm, self._empty_like(residual))
         return self.logits(logits_indices)
 
     def logits(self, logits_indices: torch.Tensor) -> torch.Tensor:
@@ -204,10 +205,14 @@ class NativeDecoder:
 
     def _buffers(self, residual: torch.Tensor) -> _Buffers:
         num_tokens = len(residual)
-        attended = residual.new_empty(num_tokens, self._attended_size)
+        dtype = self._loaded.dtype
+        attended = residual.new_empty(num_tokens, self._attended_size, dtype=dtype)
         return _Buffers(
-            normed=torch.empty_like(residual),
+            normed=self._empty_like(residual),
             attended=attended,
             attended_heads=attended.view(num_tokens, -1, self._head_dim),
-            activated=residual.new_empty(num_tokens, self._activated_size),
+            activated=residual.new_empty(num_tokens, self._activated_size, dtype=dtype),
         )
+
+    def _empty_like(self, residual: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(residual, dtype=self._loaded.dtype)
