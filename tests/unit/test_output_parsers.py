@@ -104,12 +104,18 @@ CASES: list[tuple[str, str, list[OutputDelta]]] = [
     ),
     (
         "llama3_json",
-        '<|python_tag|>{"type": "function", "name": "ping", "parameters": {}}; {"name": "ping", "parameters": {"a": 1}}',
+        '<|python_tag|>{"type": "function", "name": "ping", "parameters": {}}; '
+        '{"name": "ping", "parameters": {"a": 1}}',
         [call(0, "ping", "{}"), call(1, "ping", '{"a": 1}')],
     ),
     ("llama3_json", '{"answer": 42} is JSON', [C('{"answer": 42} is JSON')]),
-    ("llama3_json", '{"name": "Ada"}', [call(0, "Ada", "{}")]),
-    ("llama3_json", 'An object: {"name": "ping", "parameters": {}}', [C('An object: {"name": "ping", "parameters": {}}')]),
+    ("llama3_json", '{"name": "Ada"}', [C('{"name": "Ada"}')]),
+    ("llama3_json", '{"name": "ping"}', [call(0, "ping", "{}")]),
+    (
+        "llama3_json",
+        'An object: {"name": "ping", "parameters": {}}',
+        [C('An object: {"name": "ping", "parameters": {}}')],
+    ),
     ("llama3_json", "First; second, third", [C("First; second, third")]),
     (
         "llama3_json",
@@ -144,7 +150,11 @@ CASES: list[tuple[str, str, list[OutputDelta]]] = [
         ],
     ),
     ("qwen3_coder", "<tool_call><function=ping></function></tool_call>", [call(0, "ping", "{}")]),
-    ("qwen3_coder", "<function=ping><parameter=a>b<c</parameter></function> x", [call(0, "ping", '{"a": "b<c"}'), C(" x")]),
+    (
+        "qwen3_coder",
+        "<function=ping><parameter=a>b<c</parameter></function> x",
+        [call(0, "ping", '{"a": "b<c"}'), C(" x")],
+    ),
     ("qwen3_coder", "<tool_call>what</tool_call>", [C("<tool_call>what</tool_call>")]),
     ("qwen3_coder", "<tool_call><function=ping>oops", [call(0, "ping", ""), C("oops")]),
 ]

@@ -16,8 +16,12 @@ _OTHERS = ("type", "id", "description")
 class CallObjectReader(TextReader):
     """Adds to the reader what it takes to read JSON."""
 
+    def accepts(self, name: str) -> bool:
+        """Whether an object of that name is a call."""
+        return bool(name)
+
     def call(self, opening: str) -> Reading[bool]:
-        """A call whose first character was `opening`; False when it is none, and was handed out as content."""
+        """A call whose first character was `opening`; False when it is none, or goes on as no call does."""
         try:
             yield from self._call_object(opening)
         except NotACallError:
@@ -58,7 +62,9 @@ class CallObjectReader(TextReader):
             if (yield from self.after_space()) != ":":
                 raise NotACallError
             character = yield from self.after_space()
-            if key in _ARGUMENTS and character == "{" and name:
+            if self._is_in_call and key in _ARGUMENTS:
+                raise NotACallError
+            if key in _ARGUMENTS and character == "{" and self.accepts(name):
                 self.begin_call(name)
                 yield from self.arguments(character)
                 character = yield from self.after_space()
@@ -70,7 +76,7 @@ class CallObjectReader(TextReader):
                 arguments = _arguments_of(value)
             elif key not in _OTHERS:
                 raise NotACallError
-        if character != "}" or not name:
+        if character != "}" or not self.accepts(name):
             raise NotACallError
         if not self._is_in_call:
             self.begin_call(name)
@@ -128,7 +134,7 @@ def _text_of(value: str) -> str:
 
 def _arguments_of(value: str) -> str:
     """JSON text in a string is what some models write; null is what they write for no arguments."""
-    if value == "null":
+    if value in ("null", '""'):
         return "{}"
     text = _text_of(value) if value.startswith('"') else value
     if not text.lstrip().startswith("{"):

@@ -17,6 +17,7 @@ class ReasoningParser:
         # What may yet be a mark, or white space that may yet be the last of its part.
         self._held = ""
         self._is_at_start = True
+        self._is_behind_mark = False
         self._is_over = False
         # No content has come yet behind the reasoning.
         self._skips_space = False
@@ -56,14 +57,15 @@ class ReasoningParser:
     def _start(self) -> bool:
         """Skip white space and the mark in front; False while the first word is not known, or when it is content."""
         first = self._held.lstrip()
-        if _BEGIN.startswith(first) and first != _BEGIN:
+        if not first or (not self._is_behind_mark and _BEGIN.startswith(first) and first != _BEGIN):
             return False
-        if first.startswith(_BEGIN):
-            self._held = first.removeprefix(_BEGIN).lstrip()
-            self._is_open = True
-            # White space behind the mark may go on in the next piece.
-            self._is_at_start = not self._held
-            return bool(self._held)
+        if not self._is_behind_mark and first.startswith(_BEGIN):
+            self._is_behind_mark = self._is_open = True
+            first = first.removeprefix(_BEGIN).lstrip()
+            if not first:
+                # White space behind the mark may go on in the next piece.
+                self._held = ""
+                return False
         if not self._is_open:
             self._is_over = True
             return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator
+from contextlib import suppress
 from typing import TypeVar
 
 from frontend.output_parsers.interface import (
@@ -19,6 +20,8 @@ from frontend.output_parsers.interface import (
 )
 
 T = TypeVar("T")
+# More white space than that is content, whatever comes behind it: a model that writes nothing else is heard of.
+_MOST_SPACE = 1000
 # A part of a parser: takes characters, returns a T.
 Reading = Generator[None, str, T]
 
@@ -84,11 +87,18 @@ class TextReader(ABC):
     def content_until(self, marks: Collection[str]) -> Reading[str]:
         """Hands out content up to one of the marks, which is held with the white space before it."""
         while True:
-            while not _may_become(self._held.lstrip(), marks):
-                self._hand_out(1)
-            if self._held.lstrip() in marks:
-                return self._held.lstrip()
-            yield from self.next()
+            # White space before what may become a mark is looked at once, however much of it there is.
+            start = len(self._held) - len(self._held.lstrip())
+            while (rest := self._held[start:]) and not _may_become(rest, marks):
+                self._hand_out(start + 1)
+                start = len(self._held) - len(self._held.lstrip())
+            if rest in marks:
+                return rest
+            character = yield from self.next()
+            while not rest and character.isspace():
+                if len(self._held) >= _MOST_SPACE:
+                    self._hand_out(len(self._held))
+                character = yield from self.next()
 
     def mark_at_once(self, marks: Collection[str]) -> Reading[str]:
         """The mark that comes next, behind white space; empty, and nothing is handed out, if there is none."""
@@ -105,10 +115,11 @@ class TextReader(ABC):
     def give_up(self) -> None:
         """What is held is no call after all."""
         if self._is_in_call:
-            # All of it but the character that showed it was announced.
+            # All of it but the character that showed it was announced; that one may begin something else.
             self._held = self._held[-1:]
             self._is_in_call = False
-        self._hand_out(len(self._held))
+        else:
+            self._hand_out(len(self._held))
 
     def begin_call(self, name: str) -> None:
         self._deltas.append(ToolCallDelta(self._num_calls, self._tool_call_id(), name, ""))
@@ -126,10 +137,8 @@ class TextReader(ABC):
     # ----------------------------------------------------------------------------------------------------------------
 
     def _read_to_the_end(self) -> Reading[None]:
-        try:
+        with suppress(_EndOfText):
             yield from self.read()
-        except _EndOfText:
-            pass
         if not self._is_in_call:
             self._hand_out(len(self._held))
         # Not exhausted: the one who sends the end is not told of it by an exception.
@@ -147,25 +156,28 @@ class TextReader(ABC):
 
 def joined(deltas: list[OutputDelta]) -> list[OutputDelta]:
     """Neighbours of one kind become one."""
-    result: list[OutputDelta] = []
+    runs: list[list[OutputDelta]] = []
     for delta in deltas:
-        both = _join(result[-1], delta) if result else None
-        if both is None:
-            result.append(delta)
+        if runs and _goes_on(runs[-1][-1], delta):
+            runs[-1].append(delta)
         else:
-            result[-1] = both
-    return result
+            runs.append([delta])
+    return [run[0] if len(run) == 1 else _whole(run) for run in runs]
 
 
-def _join(first: OutputDelta, second: OutputDelta) -> OutputDelta | None:
-    match first, second:
-        case ContentDelta(), ContentDelta():
-            return ContentDelta(first.text + second.text)
-        case ReasoningDelta(), ReasoningDelta():
-            return ReasoningDelta(first.text + second.text)
-        case ToolCallDelta(), ToolCallDelta(id="") if first.index == second.index:
-            return ToolCallDelta(first.index, first.id, first.name, first.arguments + second.arguments)
-    return None
+def _goes_on(first: OutputDelta, second: OutputDelta) -> bool:
+    if isinstance(second, ToolCallDelta):
+        return isinstance(first, ToolCallDelta) and first.index == second.index and not second.id
+    return type(first) is type(second)
+
+
+def _whole(run: list[OutputDelta]) -> OutputDelta:
+    first = run[0]
+    if isinstance(first, ToolCallDelta):
+        arguments = "".join(delta.arguments for delta in run if isinstance(delta, ToolCallDelta))
+        return ToolCallDelta(first.index, first.id, first.name, arguments)
+    text = "".join(delta.text for delta in run if not isinstance(delta, ToolCallDelta))
+    return ContentDelta(text) if isinstance(first, ContentDelta) else ReasoningDelta(text)
 
 
 def _may_become(text: str, marks: Collection[str]) -> bool:

@@ -25,11 +25,12 @@ class HermesParser(CallObjectReader):
         while True:
             marks = (self._BEGIN, self._TURN_END, *((self._END,) if is_behind_call else ()))
             mark = yield from self.content_until(marks)
-            is_behind_call = False
+            before = self.tool_calls
             if mark == self._BEGIN:
-                is_behind_call = yield from self.call((yield from self.after_space()))
+                yield from self.call((yield from self.after_space()))
             else:
                 self.drop()
+            is_behind_call = self.tool_calls > before
 
 
 class Llama3JsonParser(CallObjectReader):
@@ -37,6 +38,14 @@ class Llama3JsonParser(CallObjectReader):
 
     keeps_special_tokens = True
     _TAG, _ENDS = "<|python_tag|>", ("<|eom_id|>", "<|eot_id|>")
+
+    def __init__(self, options: ParserOptions) -> None:
+        self._names = {tool.name for tool in options.tools}
+        super().__init__(options)
+
+    def accepts(self, name: str) -> bool:
+        """An object alone may be an answer in JSON: it is a call if there is such a function."""
+        return name in self._names
 
     def read(self) -> Reading[None]:
         # Without a tag only what an answer begins with, and what follows a call, is one.
@@ -145,13 +154,29 @@ class Qwen3CoderParser(CallObjectReader):
         properties, opening = schema.get("properties", {}), "{"
         while (yield from self._mark_of((self._PARAMETER, self._FUNCTION_END))) == self._PARAMETER:
             key = (yield from self._until(">")).strip()
-            text = yield from self._until(self._PARAMETER_END)
-            # One line break belongs to each of the marks.
-            text = text.removeprefix("\n").removesuffix("\n")
-            value = _typed(text, properties.get(key, {}))
-            self.add_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: {value}")
+            schema_of_value = properties.get(key, {})
+            self.add_arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
+            if isinstance(schema_of_value, Mapping) and schema_of_value.get("type") == "string":
+                yield from self._string_value()
+            else:
+                text = yield from self._until(self._PARAMETER_END)
+                self.add_arguments(_typed(text.strip("\n"), schema_of_value))
             opening = ", "
         self.add_arguments("}" if opening == ", " else "{}")
+
+    def _string_value(self) -> Reading[None]:
+        """Handed out while it is being written; one line break belongs to the mark before it and one to that behind."""
+        self.add_arguments('"')
+        end = "\n" + self._PARAMETER_END
+        pending = yield from self.next()
+        pending = pending.removeprefix("\n")
+        while pending not in (end, self._PARAMETER_END):
+            while pending and not (end.startswith(pending) or self._PARAMETER_END.startswith(pending)):
+                self.add_arguments(json.dumps(pending[0], ensure_ascii=False)[1:-1])
+                pending = pending[1:]
+            if pending not in (end, self._PARAMETER_END):
+                pending += yield from self.next()
+        self.add_arguments('"')
 
     def _follows(self, mark: str) -> Reading[bool]:
         """Whether it comes next; if not, what is held is content."""
@@ -180,16 +205,17 @@ class Qwen3CoderParser(CallObjectReader):
 
 
 def _typed(text: str, schema: Any) -> str:
-    """The JSON of a value that was written as plain text: a string, unless the schema knows better and it is JSON."""
+    """The JSON of a value that was written as plain text, as the schema and the text allow; else it is a string."""
     kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    if kinds == "string" or not text.strip():
-        return json.dumps(text, ensure_ascii=False)
     try:
-        value = json.loads(text)
-    except ValueError:
+        json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
         lowered = text.strip().lower()
         is_boolean = kinds == "boolean" and lowered in ("true", "false")
         return lowered if is_boolean else json.dumps(text, ensure_ascii=False)
-    if isinstance(kinds, list) and "string" in kinds and isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
     return text.strip()
+
+
+def _no_constant(name: str) -> None:
+    """NaN and the infinities are no JSON."""
+    raise ValueError(name)
