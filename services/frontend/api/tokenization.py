@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from frontend.api.answering import Context, answers_errors
+from frontend.api.answering import Context, answers_errors, caller_of, client_class_of
 from frontend.llm_frontend import LLMFrontend
 from frontend.tokenizer import Encoding, Tokenizer
 from stepwire.errors import InvalidRequestError
@@ -33,7 +33,7 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
 
     @answers_errors
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        with self._frontend.tokenization() as model:
+        with self._frontend.tokenization(caller_of(context), client_class_of(context)) as model:
             model.input_processor.check_model(request.model)
             work = partial(_tokenize, request, model.tokenizer)
             response = await model.input_processor.in_thread(work)
@@ -42,7 +42,7 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
 
     @answers_errors
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        with self._frontend.tokenization() as model:
+        with self._frontend.tokenization(caller_of(context), client_class_of(context)) as model:
             model.input_processor.check_model(request.model)
             work = partial(_detokenize, request, model.tokenizer, model.facts.vocab_size)
             return await model.input_processor.in_thread(work)
