@@ -105,7 +105,8 @@ class LLMFrontend:
     ) -> AsyncIterator[Generation]:
         """The life of one request; `caller` is its Authorization header, `client_class` what it claims.
 
-        Every error leaves it as a StepwireError with request_id, engine_id, tokens_emitted. Nothing is awaited on the way out: a cancelled handler has no time for that.
+        Every error leaves it as a StepwireError with request_id, engine_id, tokens_emitted. Nothing is awaited on the
+        way out: a cancelled handler has no time for that.
         """
         generation: Generation | None = None
         kind, finished_reason = AbortKind.FRONTEND_ERROR, "error"

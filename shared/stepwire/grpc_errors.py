@@ -1,7 +1,7 @@
 """The one table from error reasons to gRPC statuses, and the building of rich statuses (google.rpc.Status).
 
-Every error status carries ErrorInfo{reason, domain, metadata}; field errors add BadRequest, overload adds RetryInfo, and a
-limit of the caller's own QuotaFailure.
+Every error status carries ErrorInfo{reason, domain, metadata}; field errors add BadRequest, overload adds RetryInfo,
+and a limit of the caller's own QuotaFailure.
 """
 
 from __future__ import annotations
