@@ -14,7 +14,7 @@ from stepwire.tls import TlsFiles, server_credentials
 
 
 def bind(server: grpc.Server | grpc.aio.Server, host: str, port: int, tls: TlsFiles | None = None) -> int:
-    """Listen, with TLS if there are files for it; returns the port that was asked for, or found for 0. Raises BindError.
+    """Listen, with TLS if there are files for it; returns the port asked for, or found for 0. Raises BindError.
 
     Server options must hold so_reuseport = 0, or a second process would share the port unnoticed.
     """
