@@ -10,7 +10,9 @@ from pydantic_settings import SettingsConfigDict
 
 from engine_core.client_class_options import MAX_PRIORITY, MAX_WEIGHT, MIN_PRIORITY, by_class
 from engine_core.scheduler.client_classes import ClientClasses
+from stepwire.exposure import check_server_tls, is_loopback, refuse_exposed
 from stepwire.settings import Settings
+from stepwire.tls import TlsFiles
 
 
 class EngineSettings(Settings):
@@ -56,6 +58,17 @@ class EngineSettings(Settings):
 
     host: str = Field("127.0.0.1", description="Address of the engine port.")
     port: int = Field(50061, ge=0, le=65535, description="Engine port; 0 = any free one.")
+    tls_cert_file: Path | None = Field(
+        None, description="PEM chain of the engine port; with it the port speaks TLS alone. Read again when it changes."
+    )
+    tls_key_file: Path | None = Field(None, description="Its private key, PEM, without a password.")
+    tls_client_ca_file: Path | None = Field(
+        None, description="PEM of CAs: frontends need a certificate of one of them."
+    )
+    insecure: bool = Field(
+        False,
+        description="Allow an address other than loopback without client certificates, as behind a NetworkPolicy.",
+    )
     metrics_port: int = Field(
         9101, ge=0, le=65535, description="Port of /metrics, /healthz, /readyz; 0 = any free one."
     )
@@ -133,6 +146,8 @@ class EngineSettings(Settings):
     ping_interval_ms: int = Field(5000, ge=100, description="How often frontends ping.")
     ping_timeout_ms: int = Field(15000, ge=200, description="How long frontends wait for a pong.")
 
+    enable_reflection: bool = Field(True, description="Let clients such as grpcurl discover the services.")
+
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe level logged.")
     log_format: Literal["text", "json"] = Field("text", description="Readable lines or one JSON object a line.")
 
@@ -148,6 +163,18 @@ class EngineSettings(Settings):
                 "--client-class-best-priorities", self.client_class_best_priorities, MIN_PRIORITY, MAX_PRIORITY
             ),
         )
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        return check_server_tls(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
+
+    @model_validator(mode="after")
+    def _check_security(self) -> EngineSettings:
+        has_client_certificates = self.tls is not None and self.tls_client_ca_file is not None
+        if not (is_loopback(self.host) or has_client_certificates or self.insecure):
+            remedy = "give --tls-cert-file and --tls-client-ca-file"
+            raise refuse_exposed("--host", self.host, "let anybody use the engine, which trusts its frontends", remedy)
+        return self
 
     @model_validator(mode="after")
     def _check_policy(self) -> EngineSettings:

@@ -77,7 +77,7 @@ class EngineProcess:
     def run(self) -> int:
         """Serve until told to end; returns the exit code. Raises BindError when a port is taken."""
         owner.listen_for_signals(self._shutdown.request)
-        port = bind(self._server, self._settings.host, self._settings.port)
+        port = bind(self._server, self._settings.host, self._settings.port, self._settings.tls)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{port}"
         servicer = self._make_servicer(engine_id)
         collector = EngineCollector(self._lifecycle, self._sessions, engine_id)
@@ -110,7 +110,8 @@ class EngineProcess:
         kv_events = KvEventsServicer(self._kv_event_feed, settings.block_size, settings.data_parallel_rank)
         engine_core_pb2_grpc.add_KvEventsServiceServicer_to_server(kv_events, self._server)
         self._health.add_to(self._server)
-        enable_reflection(self._server, [SERVICE_NAME, KV_EVENTS_SERVICE_NAME])
+        if settings.enable_reflection:
+            enable_reflection(self._server, [SERVICE_NAME, KV_EVENTS_SERVICE_NAME])
         return servicer
 
     def _serve_metrics(self, collector: EngineCollector) -> int:

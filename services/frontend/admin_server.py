@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc.aio
 
 from frontend.api.admin import AdminService
+from frontend.api.authorizing import AuthorizingInterceptor
 from frontend.api.counting import CountingInterceptor
 from frontend.api.malformed_requests import MalformedRequestInterceptor
 from frontend.drain import FrontendDrain
@@ -12,6 +13,7 @@ from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
 from stepwire import grpc_options, grpc_server
 from stepwire.aio_health import AioHealth
+from stepwire.tls import TlsFiles
 from stepwire.v1 import admin_service_pb2, admin_service_pb2_grpc
 
 _SERVICE = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
@@ -28,16 +30,23 @@ class AdminServer:
         metrics.expect_methods(METHODS)
         self._health = AioHealth([SERVICE_NAME])
         self._server = grpc.aio.server(
-            interceptors=[CountingInterceptor(metrics), MalformedRequestInterceptor()], options=grpc_options.SERVER
+            interceptors=[
+                CountingInterceptor(metrics),
+                AuthorizingInterceptor(frontend.gate, for_admin=True),
+                MalformedRequestInterceptor(),
+            ],
+            options=grpc_options.SERVER,
         )
-        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(frontend.pool, drain), self._server)
+        admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminService(frontend.pool, drain, frontend.gate), self._server
+        )
         self._health.add_to(self._server)
         if enable_reflection:
             grpc_server.enable_reflection(self._server, [SERVICE_NAME])
 
-    def bind(self, host: str, port: int) -> int:
+    def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """Listen; returns the port. Raises BindError."""
-        return grpc_server.bind(self._server, host, port)
+        return grpc_server.bind(self._server, host, port, tls)
 
     async def start(self) -> None:
         """Answer from now on."""

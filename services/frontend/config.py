@@ -9,10 +9,13 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from frontend.access.token_file import read_token_file
 from frontend.chat.model import AUTO, NONE, ChatOptions
 from frontend.engine_client.discovery import DNS_PREFIX
 from frontend.output_parsers.choice import REASONING_PARSERS, TOOL_PARSERS
+from stepwire.exposure import check_server_tls, check_tls_files, is_loopback, refuse_exposed
 from stepwire.settings import Settings
+from stepwire.tls import TlsFiles
 
 
 class FrontendSettings(Settings):
@@ -22,6 +25,17 @@ class FrontendSettings(Settings):
 
     host: str = Field("127.0.0.1", description="Address of the public gRPC port and of the metrics port.")
     port: int = Field(50051, ge=0, le=65535, description="Public gRPC port; 0 = any free one.")
+    tls_cert_file: Path | None = Field(
+        None, description="PEM chain of the gRPC ports; with it they speak TLS alone. Read again when it changes."
+    )
+    tls_key_file: Path | None = Field(None, description="Its private key, PEM, without a password.")
+    tls_client_ca_file: Path | None = Field(None, description="PEM of CAs: clients need a certificate of one of them.")
+    insecure: bool = Field(
+        False, description="Allow addresses other than loopback without TLS; for networks that nobody else is on."
+    )
+    token_file: Path | None = Field(
+        None, description="TOML with the bearer tokens that are let in, each with its class and limits; see the README."
+    )
     metrics_port: int = Field(
         9100, ge=0, le=65535, description="Port of /metrics, /healthz, /readyz; 0 = any free one."
     )
@@ -33,6 +47,14 @@ class FrontendSettings(Settings):
         "127.0.0.1:50061",
         description="Engine cores, comma separated: host:port, unix:/path/to/socket, or dns:///name:port for every "
         "address behind a name, looked up every 5 s.",
+    )
+    engine_tls_ca_file: Path | None = Field(
+        None, description="PEM of the CAs of the engines' certificates; with it the engines are spoken to in TLS."
+    )
+    engine_tls_cert_file: Path | None = Field(None, description="PEM chain shown to engines that ask for one.")
+    engine_tls_key_file: Path | None = Field(None, description="Its private key, PEM, without a password.")
+    engine_tls_server_name: str = Field(
+        "", description="The name in the engines' certificates, where it is not their address."
     )
     expect_model: str = Field("", description="Refuse engines that serve another model; empty = any.")
     tokenizer: str = Field("", description="Directory with the tokenizer files; empty = from the engine.")
@@ -101,6 +123,40 @@ class FrontendSettings(Settings):
             raise ValueError(f"--chat-template: {self.chat_template} is not a file")
         _check_parser("--tool-call-parser", self.tool_call_parser, TOOL_PARSERS)
         _check_parser("--reasoning-parser", self.reasoning_parser, REASONING_PARSERS)
+        return self
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """Of the public and of the admin port."""
+        return check_server_tls(self.tls_cert_file, self.tls_key_file, self.tls_client_ca_file)
+
+    @property
+    def engine_tls(self) -> TlsFiles | None:
+        """Towards the engines."""
+        return check_tls_files(
+            "--engine-tls", self.engine_tls_cert_file, self.engine_tls_key_file, self.engine_tls_ca_file
+        )
+
+    @model_validator(mode="after")
+    def _check_security(self) -> FrontendSettings:
+        addresses = {"--host": self.host, "--admin-host": self.admin_host}
+        exposed = {flag: host for flag, host in addresses.items() if not is_loopback(host)}
+        tls, engine_tls = self.tls, self.engine_tls
+        if exposed and tls is None and not self.insecure:
+            flag, host = next(iter(exposed.items()))
+            raise refuse_exposed(flag, host, "carry prompts and tokens in clear", "give --tls-cert-file")
+        if "--admin-host" in exposed and not (self.tls_client_ca_file or self.token_file or self.insecure):
+            what = "let anybody pause the engines"
+            raise refuse_exposed("--admin-host", self.admin_host, what, "give --tls-client-ca-file or --token-file")
+        if engine_tls is not None and self.engine_tls_ca_file is None:
+            raise ValueError("--engine-tls-cert-file needs --engine-tls-ca-file: an engine could be anybody")
+        if self.engine_tls_server_name and engine_tls is None:
+            raise ValueError("--engine-tls-server-name has no meaning without --engine-tls-ca-file")
+        if self.token_file is not None:
+            try:
+                read_token_file(self.token_file)
+            except ValueError as error:
+                raise ValueError(f"--token-file: {error}") from None
         return self
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from frontend.abort_kind import AbortKind
+from frontend.access.caller import Caller
 from frontend.admission import Permit
 from frontend.engine_client.engine_facts import EngineFacts
 from frontend.engine_client.outbox import NewRequest
@@ -39,7 +40,7 @@ class Generation:
     def __init__(
         self,
         request_id: str,
-        caller: str,
+        caller: Caller,
         model: ServingModel,
         permit: Permit,
         pool: EnginePool,
@@ -74,7 +75,12 @@ class Generation:
         """
         if self.model.is_retired:
             raise UnavailableError("the engines have just changed to another model", retry_after_ms=RETRY_AFTER_MS)
+        num_prompt_tokens = processed.num_choices * len(processed.prompt_token_ids)
         self._permit.grow(processed.num_choices, len(processed.prompt_token_ids))
+        if self.caller.use is not None:
+            self.caller.use.take_prompt(num_prompt_tokens)
+        # What the caller claims counts only where its token has no class.
+        processed.template.client_class = self.caller.client_class or processed.template.client_class
         num_bytes = processed.size_for_engine()
         handles = self._pool.draw_handles(processed.num_choices)
         self._pool.submit(
@@ -148,4 +154,6 @@ class Generation:
             self._observer.close(finished_reason, time.monotonic())
         if self.collector is None:
             return self.handles
+        if self.caller.use is not None:
+            self.caller.use.count_tokens(self.usage.completion_tokens)
         return self.model.output_processor.close(self.collector)

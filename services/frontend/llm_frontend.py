@@ -12,7 +12,9 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from frontend.abort_kind import AbortKind
-from frontend.admission import Admission
+from frontend.access.caller import Caller
+from frontend.access.gate import Gate
+from frontend.admission import Admission, Permit
 from frontend.config import FrontendSettings
 from frontend.engine_client.balancer import PickReason
 from frontend.engine_client.connection_state import ClientIdentity, EngineRefusedError
@@ -31,7 +33,7 @@ from frontend.request_errors import (
     with_facts,
 )
 from frontend.serving_model import ServingModel
-from stepwire.errors import EngineDeadError, StepwireError
+from stepwire.errors import EngineDeadError, OverloadedError, StepwireError
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +52,12 @@ class LLMFrontend:
         self.settings = settings
         self.metrics = metrics
         self.is_draining = False
+        self.gate = Gate(settings.token_file)
         # None until the first engine has been attached.
         self._model: ServingModel | None = None
         self._on_change = on_change
         self._admission = Admission(settings.max_concurrent_requests, settings.max_concurrent_prompt_tokens)
+        self._admission.name_classes(self.gate.client_classes)
         self._in_flight: dict[tuple[str, str], Generation] = {}
         self._became_idle = asyncio.Event()
         self._became_idle.set()
@@ -97,16 +101,17 @@ class LLMFrontend:
 
     @asynccontextmanager
     async def generation(
-        self, request_id: str, *, caller: str, deadline_in_s: float | None
+        self, request_id: str, *, caller: str, deadline_in_s: float | None, client_class: str = ""
     ) -> AsyncIterator[Generation]:
-        """The life of one request. Every error leaves it as a StepwireError with request_id, engine_id, tokens_emitted.
+        """The life of one request; `caller` is its Authorization header, `client_class` what it claims.
 
-        Nothing is awaited on the way out: a cancelled handler has no time for that.
+        Every error leaves it as a StepwireError with request_id, engine_id, tokens_emitted. Nothing is awaited on the
+        way out: a cancelled handler has no time for that.
         """
         generation: Generation | None = None
         kind, finished_reason = AbortKind.FRONTEND_ERROR, "error"
         try:
-            generation = self._enter(request_id, caller, deadline_in_s)
+            generation = self._enter(request_id, self.gate.identify(caller, client_class), deadline_in_s)
             async with generation.time_limit:
                 yield generation
         except (asyncio.CancelledError, ClientGoneError):
@@ -124,29 +129,42 @@ class LLMFrontend:
                 self._leave(generation, kind, finished_reason)
 
     @contextmanager
-    def tokenization(self) -> Iterator[ServingModel]:
-        """The model, for a call that needs no engine; it takes a permit too. Raises UnavailableError, OverloadedError.
+    def tokenization(self, caller: str = "", client_class: str = "") -> Iterator[ServingModel]:
+        """The model, for a call that needs no engine; it takes a permit too, and counts as a request of its caller.
 
-        Nothing waits for such a call when this frontend drains: it is over soon.
+        Raises UnavailableError, OverloadedError, AccessError. Nothing waits for such a call when this frontend drains:
+        it is over soon.
         """
         if self.is_draining:
             raise draining_error()
-        permit = self._admission.enter()
+        permit = self._admit(self.gate.identify(caller, client_class))
         try:
             yield self.model
         finally:
             permit.release()
 
-    def _enter(self, request_id: str, caller: str, deadline_in_s: float | None) -> Generation:
+    def _admit(self, caller: Caller) -> Permit:
+        """The order matters: what is refused for lack of room has used nothing of a rate."""
+        caller.check_model(self.model.facts.model)
+        permit = self._admission.enter(caller)
+        try:
+            if caller.use is not None:
+                caller.use.take_request()
+        except OverloadedError:
+            permit.release()
+            raise
+        return permit
+
+    def _enter(self, request_id: str, caller: Caller, deadline_in_s: float | None) -> Generation:
         if self.is_draining:
             raise draining_error()
         if not self.pool.is_available:
             raise self.pool.unavailable_error()
-        key = (caller, request_id)
+        key = (caller.key, request_id)
         other = self._in_flight.get(key)
         if other is not None:
             raise duplicate_error(other)
-        permit = self._admission.enter()
+        permit = self._admit(caller)
         generation = Generation(request_id, caller, self.model, permit, self.pool, self.metrics.of_model, deadline_in_s)
         self._in_flight[key] = generation
         self._became_idle.clear()
@@ -154,7 +172,7 @@ class LLMFrontend:
         return generation
 
     def _leave(self, generation: Generation, kind: AbortKind, finished_reason: str) -> None:
-        del self._in_flight[generation.caller, generation.request_id]
+        del self._in_flight[generation.caller.key, generation.request_id]
         if not self._in_flight:
             self._became_idle.set()
         self.metrics.requests_in_flight.dec()
@@ -178,8 +196,9 @@ class LLMFrontend:
     def abort(self, caller: str, request_ids: Iterable[str]) -> tuple[list[str], list[str]]:
         """Abort requests of this caller; returns the ids that were live, and the others."""
         live, inactive = [], []
+        key = self.gate.identify(caller).key
         for request_id in dict.fromkeys(request_ids):
-            generation = self._in_flight.get((caller, request_id))
+            generation = self._in_flight.get((key, request_id))
             if generation is None:
                 inactive.append(request_id)
             else:
@@ -200,6 +219,11 @@ class LLMFrontend:
         """The drain time is over: every request ends with UNAVAILABLE and what it has delivered."""
         for generation in list(self._in_flight.values()):
             generation.cut(draining_error(), AbortKind.SHUTDOWN)
+
+    def refresh_tokens(self) -> None:
+        """Look whether the token file has changed; called regularly."""
+        self.gate.refresh()
+        self._admission.name_classes(self.gate.client_classes)
 
     def cut_slow_clients(self) -> None:
         """End the streams whose clients do not read; called regularly."""

@@ -43,6 +43,8 @@ class FrontendProcess:
             client_id=settings.client_id or socket.gethostname(),
             session_id=uuid.uuid4().hex,
             expect_model=settings.expect_model,
+            tls=settings.engine_tls,
+            tls_server_name=settings.engine_tls_server_name,
         )
         self.metrics = FrontendMetrics()
         self._changed = asyncio.Event()
@@ -63,8 +65,10 @@ class FrontendProcess:
 
     async def start(self) -> None:
         """Listen, and begin to connect to the engines. Raises BindError before anything else has happened."""
-        self.port = self.server.bind(self._settings.host, self._settings.port)
-        self.admin_port = self.admin_server.bind(self._settings.admin_host, self._settings.admin_port)
+        self.port = self.server.bind(self._settings.host, self._settings.port, self._settings.tls)
+        self.admin_port = self.admin_server.bind(
+            self._settings.admin_host, self._settings.admin_port, self._settings.tls
+        )
         self.metrics_port, self._close_metrics = serve_http(
             self._settings.metrics_port,
             self.metrics.registry,
@@ -142,9 +146,10 @@ class FrontendProcess:
             self._changed.clear()
 
     async def _tick(self) -> None:
-        """Regular work: look for clients that do not read, collect garbage, and prove that the loop runs."""
+        """Regular work: clients that do not read, tokens that have changed, garbage; and prove that the loop runs."""
         while True:
             self._last_tick = time.monotonic()
             self.frontend.cut_slow_clients()
+            self.frontend.refresh_tokens()
             self._garbage.tick(self._last_tick, is_idle=self.frontend.num_in_flight == 0)
             await asyncio.sleep(min(TICK_S, self._settings.slow_client_timeout_s / 4))

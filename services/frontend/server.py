@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import grpc.aio
 
+from frontend.api.authorizing import AuthorizingInterceptor
 from frontend.api.chat import ChatService
 from frontend.api.counting import CountingInterceptor
 from frontend.api.generation import GenerationService
@@ -18,6 +19,7 @@ from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
 from stepwire import grpc_options, grpc_server
 from stepwire.aio_health import AioHealth
+from stepwire.tls import TlsFiles
 from stepwire.v1 import (
     chat_service_pb2,
     chat_service_pb2_grpc,
@@ -46,7 +48,11 @@ class PublicServer:
         metrics.expect_methods((*METHODS, *HEALTH_METHODS))
         self.health = AioHealth(SERVICE_NAMES)
         self._server = grpc.aio.server(
-            interceptors=[CountingInterceptor(metrics), MalformedRequestInterceptor()],
+            interceptors=[
+                CountingInterceptor(metrics),
+                AuthorizingInterceptor(frontend.gate),
+                MalformedRequestInterceptor(),
+            ],
             options=grpc_options.PUBLIC_SERVER,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(frontend), self._server)
@@ -59,9 +65,9 @@ class PublicServer:
         if enable_reflection:
             grpc_server.enable_reflection(self._server, SERVICE_NAMES)
 
-    def bind(self, host: str, port: int) -> int:
+    def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """Listen; returns the port. Raises BindError."""
-        return grpc_server.bind(self._server, host, port)
+        return grpc_server.bind(self._server, host, port, tls)
 
     async def start(self) -> None:
         """Answer from now on."""

@@ -13,6 +13,14 @@ class FieldViolation:
     description: str
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaViolation:
+    """A limit of one caller that is used up: whose, and which."""
+
+    subject: str
+    description: str
+
+
 class StepwireError(Exception):
     """A failure with a machine-readable reason. The message is for people and never holds prompt text."""
 
@@ -27,6 +35,7 @@ class StepwireError(Exception):
         retry_after_ms: int = 0,
         retryable: bool | None = None,
         metadata: dict[str, str] | None = None,
+        quota: tuple[QuotaViolation, ...] = (),
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -36,6 +45,7 @@ class StepwireError(Exception):
         # None = whatever the reason's row of the table says.
         self.retryable = retryable
         self.metadata = metadata or {}
+        self.quota = quota
 
 
 class InvalidRequestError(StepwireError):
@@ -47,6 +57,12 @@ class InvalidRequestError(StepwireError):
     def of_field(cls, field: str, description: str, *, reason: str | None = None) -> InvalidRequestError:
         """One wrong field; the message repeats the field so that clients that drop details still see it."""
         return cls(f"{field}: {description}", reason=reason, violations=(FieldViolation(field, description),))
+
+
+class AccessError(StepwireError):
+    """The caller has no good token, or may not do this with it."""
+
+    default_reason = "UNAUTHENTICATED"
 
 
 class OverloadedError(StepwireError):

@@ -1,6 +1,7 @@
 """The one table from error reasons to gRPC statuses, and the building of rich statuses (google.rpc.Status).
 
-Every error status carries ErrorInfo{reason, domain, metadata}; field errors add BadRequest, overload adds RetryInfo.
+Every error status carries ErrorInfo{reason, domain, metadata}; field errors add BadRequest, overload adds RetryInfo,
+and a limit of the caller's own QuotaFailure.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ REASONS: dict[str, tuple[grpc.StatusCode, bool]] = {
     "DUPLICATE_REQUEST": (Code.ALREADY_EXISTS, False),
     "CHAT_TEMPLATE_NOT_ALLOWED": (Code.PERMISSION_DENIED, False),
     "QUEUE_FULL": (Code.RESOURCE_EXHAUSTED, True),
+    "RATE_LIMITED": (Code.RESOURCE_EXHAUSTED, True),
+    "UNAUTHENTICATED": (Code.UNAUTHENTICATED, False),
+    "PERMISSION_DENIED": (Code.PERMISSION_DENIED, False),
     "SLOW_CLIENT": (Code.RESOURCE_EXHAUSTED, False),
     "KV_CAPACITY": (Code.FAILED_PRECONDITION, False),
     "PROTOCOL_VERSION": (Code.FAILED_PRECONDITION, False),
@@ -96,6 +100,8 @@ def to_status(error: StepwireError, **metadata: str | int) -> status_pb2.Status:
     status.details.add().Pack(info)
     if error.violations:
         status.details.add().Pack(_bad_request(error))
+    if error.quota:
+        status.details.add().Pack(_quota_failure(error))
     if error.retry_after_ms:
         delay = Duration()
         delay.FromMilliseconds(error.retry_after_ms)
@@ -114,6 +120,16 @@ def _bad_request(error: StepwireError) -> error_details_pb2.BadRequest:
             break
         bad_request.field_violations.add(field=field, description=description)
     return bad_request
+
+
+def _quota_failure(error: StepwireError) -> error_details_pb2.QuotaFailure:
+    failure = error_details_pb2.QuotaFailure()
+    for violation in error.quota:
+        failure.violations.add(
+            subject=cut(violation.subject, MAX_METADATA_BYTES),
+            description=cut(violation.description, MAX_METADATA_BYTES),
+        )
+    return failure
 
 
 def cut(text: str, max_bytes: int) -> str:

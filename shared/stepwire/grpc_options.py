@@ -46,6 +46,9 @@ ENGINE_CHANNEL: Options = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
+# The name that the certificate of an engine has to have, where that is not its address.
+TARGET_NAME = "grpc.ssl_target_name_override"
+
 # Retries of unary calls, Generate from the start included. GenerateStream is absent: a client resumes a stream, it
 # never repeats one.
 SERVICE_CONFIG = json.dumps(

@@ -10,15 +10,19 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from stepwire.listen_address import bind_error, join
+from stepwire.tls import TlsFiles, server_credentials
 
 
-def bind(server: grpc.Server | grpc.aio.Server, host: str, port: int) -> int:
-    """Listen without TLS; returns the port, which differs from the argument when that is 0. Raises BindError.
+def bind(server: grpc.Server | grpc.aio.Server, host: str, port: int, tls: TlsFiles | None = None) -> int:
+    """Listen, with TLS if there are files for it; returns the port asked for, or found for 0. Raises BindError.
 
     Server options must hold so_reuseport = 0, or a second process would share the port unnoticed.
     """
     try:
-        bound = server.add_insecure_port(join(host, port))
+        if tls is None:
+            bound = server.add_insecure_port(join(host, port))
+        else:
+            bound = server.add_secure_port(join(host, port), server_credentials(tls))
     except RuntimeError:
         raise bind_error(host, port) from None
     if not bound:

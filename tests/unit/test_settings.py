@@ -6,11 +6,26 @@ import os
 from pathlib import Path
 
 import pytest
+import trustme
 from pydantic import ValidationError
 
 from engine_core.config import EngineSettings
 from frontend.config import FrontendSettings
 from stepwire.settings import Settings, set_default_variable, unknown_variables
+
+TLS = ["--tls-cert-file", "cert.pem", "--tls-key-file", "key.pem"]
+
+
+@pytest.fixture
+def pem_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a certificate and two keys, one of which is another's."""
+    monkeypatch.chdir(tmp_path)
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    certificate.cert_chain_pems[0].write_to_path("cert.pem")
+    certificate.private_key_pem.write_to_path("key.pem")
+    authority.issue_cert("localhost").private_key_pem.write_to_path("other.pem")
+    return tmp_path
 
 
 def load(*args: str) -> FrontendSettings:
@@ -53,6 +68,46 @@ def test_mistakes_are_named(args: list[str], said: str, capsys: pytest.CaptureFi
     assert said in error
     assert error.startswith("error: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "args", "said"),
+    [
+        (FrontendSettings, ["--host", "0.0.0.0"], "--host 0.0.0.0 would carry prompts and tokens in clear"),
+        (FrontendSettings, ["--host", "example.org"], "--tls-cert-file"),
+        (FrontendSettings, ["--admin-host", "::"], "--admin-host :: would"),
+        (FrontendSettings, ["--host", "0.0.0.0", *TLS, "--admin-host", "0.0.0.0"], "let anybody pause the engines"),
+        (FrontendSettings, ["--tls-cert-file", "cert.pem"], "--tls-cert-file and --tls-key-file go together"),
+        (FrontendSettings, ["--tls-client-ca-file", "cert.pem"], "--tls-client-ca-file needs --tls-cert-file"),
+        (FrontendSettings, ["--tls-cert-file", "cert.pem", "--tls-key-file", "other.pem"], "belong together"),
+        (FrontendSettings, ["--tls-cert-file", "none.pem", "--tls-key-file", "key.pem"], "none.pem is not a file"),
+        (FrontendSettings, ["--engine-tls-server-name", "x"], "--engine-tls-server-name has no meaning"),
+        (
+            FrontendSettings,
+            ["--engine-tls-cert-file", "cert.pem", "--engine-tls-key-file", "key.pem"],
+            "needs --engine-tls-ca-file",
+        ),
+        (FrontendSettings, ["--token-file", "none.toml"], "--token-file: none.toml cannot be read"),
+        (EngineSettings, ["--host", "0.0.0.0"], "let anybody use the engine"),
+        (EngineSettings, ["--host", "0.0.0.0", *TLS], "--tls-client-ca-file"),
+    ],
+)
+def test_unsafe_combinations_are_refused(settings: type[Settings], args: list[str], said: str, pem_dir: Path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        settings.from_command_line(args)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_safe_combinations_are_not_refused(pem_dir: Path):
+    mutual = [*TLS, "--tls-client-ca-file", "cert.pem"]
+    for args in (["--host", "::1"], ["--host", "0.0.0.0", *TLS], ["--host", "0.0.0.0", "--insecure"]):
+        assert FrontendSettings.from_command_line(args).host
+    FrontendSettings.from_command_line(["--admin-host", "0.0.0.0", *mutual])
+    for args in (["--host", "0.0.0.0", *mutual], ["--host", "0.0.0.0", "--insecure"], TLS):
+        assert EngineSettings.from_command_line(args).host
 
 
 def test_client_classes_are_read():

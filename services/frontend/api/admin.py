@@ -13,7 +13,8 @@ from typing import Any
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from frontend.api.answering import Context, Rpc, answers_errors
+from frontend.access.gate import Gate
+from frontend.api.answering import Context, Rpc, answers_errors, caller_of
 from frontend.drain import FrontendDrain
 from frontend.engine_client.fan_out import call_engines, drain_engines
 from frontend.engine_client.pool import EnginePool
@@ -42,11 +43,11 @@ def _audited(rpc: Rpc[Any, Any, Any]) -> Rpc[Any, Any, Any]:
     answered = answers_errors(rpc)
 
     @functools.wraps(rpc)
-    async def audited(self: object, request: Message, context: Context) -> Any:
+    async def audited(self: AdminService, request: Message, context: Context) -> Any:
         text = text_format.MessageToString(request, as_one_line=True, message_formatter=_without_data)
         arguments = text[:MAX_LOGGED_CHARS]
         name = request.DESCRIPTOR.name.removesuffix("Request")
-        logger.info("admin call %s by %s: {%s}", name, context.peer(), arguments)
+        logger.info("admin call %s by %s: {%s}", name, self.caller(context), arguments)
         return await answered(self, request, context)
 
     return audited
@@ -69,7 +70,8 @@ def _fan_out(response_type: type[Any]) -> Any:
 class AdminService(pb_grpc.AdminServiceServicer):
     """Answers are the engines'; drains and log levels are this process's."""
 
-    def __init__(self, pool: EnginePool, drain: FrontendDrain) -> None:
+    def __init__(self, pool: EnginePool, drain: FrontendDrain, gate: Gate) -> None:
+        self._gate = gate
         self._pool = pool
         self._drain = drain
 
@@ -119,6 +121,13 @@ class AdminService(pb_grpc.AdminServiceServicer):
         previous = logging.getLevelName(target.getEffectiveLevel())
         target.setLevel(request.level.upper())
         return pb.SetLogLevelResponse(previous_level=previous)
+
+    def caller(self, context: Context) -> str:
+        """Address, and the names of its token and of its certificate where it has them."""
+        # The call has passed the gate; a token that was taken back since must still be answered for.
+        token = self._gate.name_of(caller_of(context))
+        names = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
+        return " ".join(filter(None, (context.peer(), token and f"token {token}", *names)))
 
     async def call_engines(self, args: Message, engine_ids: Any, context: Context) -> dict[str, Message]:
         return await call_engines(self._pool.connections, engine_ids, args, context.time_remaining())

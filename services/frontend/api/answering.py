@@ -69,7 +69,7 @@ async def _end_with(context: Context, error: StepwireError) -> NoReturn:
 
 
 def caller_of(context: Context) -> str:
-    """The namespace of request ids: callers with different credentials can not see each other's requests."""
+    """Its Authorization header, from which the gate makes a Caller with a namespace of request ids of its own."""
     return _metadata(context, "authorization")
 
 

@@ -44,14 +44,19 @@ class ChatService(pb_grpc.ChatServiceServicer):
 
     def _open(self, request: pb.ChatRequest, context: Context) -> AbstractAsyncContextManager[Generation]:
         request_id = request_id_of(request.request_id, context)
-        return self._frontend.generation(request_id, caller=caller_of(context), deadline_in_s=context.time_remaining())
+        return self._frontend.generation(
+            request_id,
+            caller=caller_of(context),
+            client_class=client_class_of(context),
+            deadline_in_s=context.time_remaining(),
+        )
 
 
 async def _submit(generation: Generation, request: pb.ChatRequest, context: Context) -> Chat:
     return await Chat.submit(
         generation,
         request,
-        client_class=client_class_of(context),
+        client_class=generation.caller.client_class,
         deadline_in_s=context.time_remaining(),
         rank=rank_of(context),
     )

@@ -51,14 +51,19 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         return pb.AbortResponse(aborted_request_ids=live, inactive_request_ids=inactive)
 
     def _open(self, request_id: str, context: Context) -> AbstractAsyncContextManager[Generation]:
-        return self._frontend.generation(request_id, caller=caller_of(context), deadline_in_s=context.time_remaining())
+        return self._frontend.generation(
+            request_id,
+            caller=caller_of(context),
+            client_class=client_class_of(context),
+            deadline_in_s=context.time_remaining(),
+        )
 
 
 async def _submit(generation: Generation, request: pb.GenerateRequest, context: Context) -> ProcessedRequest:
     processed = await generation.model.input_processor.process(
         request,
         request_id=generation.request_id,
-        client_class=client_class_of(context),
+        client_class=generation.caller.client_class,
         deadline_in_s=context.time_remaining(),
     )
     generation.submit(processed, rank_of(context))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from frontend.api.answering import Context, answers_errors
+from frontend.api.answering import Context, answers_errors, caller_of, client_class_of
 from frontend.api.streaming import writing
 from frontend.chat.preparation import with_fields
 from frontend.chat.service import prepare_in_thread
@@ -37,7 +37,7 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
 
     @answers_errors
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        with self._frontend.tokenization() as model:
+        with self._frontend.tokenization(caller_of(context), client_class_of(context)) as model:
             model.input_processor.check_model(request.model)
             work = partial(_tokenize, request, model.tokenizer)
             response = await model.input_processor.in_thread(work)
@@ -46,14 +46,14 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
 
     @answers_errors
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        with self._frontend.tokenization() as model:
+        with self._frontend.tokenization(caller_of(context), client_class_of(context)) as model:
             model.input_processor.check_model(request.model)
             work = partial(_detokenize, request, model.tokenizer, model.facts.vocab_size)
             return await model.input_processor.in_thread(work)
 
     @answers_errors
     async def RenderChat(self, request: pb.RenderChatRequest, context: Context) -> pb.RenderChatResponse:
-        with self._frontend.tokenization() as model:
+        with self._frontend.tokenization(caller_of(context), client_class_of(context)) as model:
             try:
                 prepared = await prepare_in_thread(request.chat, model)
                 return await model.input_processor.in_thread(partial(_encode, prepared.request.text, model.tokenizer))
@@ -65,7 +65,7 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
     async def GetTokenizer(  # type: ignore[override]  # the stubs know the generator style only
         self, request: pb.GetTokenizerRequest, context: Context
     ) -> None:
-        with self._frontend.tokenization() as model:
+        with self._frontend.tokenization(caller_of(context), client_class_of(context)) as model:
             model.input_processor.check_model(request.model)
             archive = model.tokenizer_archive
             sha256 = await model.input_processor.in_thread(partial(tokenizer_archive.sha256, archive))

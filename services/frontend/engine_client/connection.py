@@ -20,6 +20,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from frontend.engine_client.balancer import Candidate
+from frontend.engine_client.channel import open_channel
 from frontend.engine_client.connection_state import (
     ClientIdentity,
     ConnectionState,
@@ -33,7 +34,7 @@ from frontend.engine_client.tokenizer_store import TokenizerStore
 from frontend.engine_client.utility_calls import UtilityCalls
 from frontend.engine_client.wire import to_engine_error, to_facts, to_loss
 from frontend.engine_outputs import EngineOutput
-from stepwire import __version__, grpc_options
+from stepwire import __version__
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.engine.v1 import engine_core_pb2_grpc as pb_grpc
 from stepwire.errors import EngineDeadError, StepwireError, UnavailableError
@@ -130,7 +131,7 @@ class EngineConnection:
     def start(self) -> None:
         """Begin to connect."""
         logger.info("waiting for engine %s", self.endpoint)
-        self._channel = grpc.aio.insecure_channel(self.endpoint, options=grpc_options.ENGINE_CHANNEL)
+        self._channel = open_channel(self.endpoint, self._identity)
         self._stub = pb_grpc.EngineCoreServiceStub(self._channel)
         self._task = asyncio.create_task(self._run(), name=f"engine {self.endpoint}")
 

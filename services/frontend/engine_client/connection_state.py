@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from stepwire.errors import StepwireError, UnavailableError
+from stepwire.tls import TlsFiles
 
 
 class ConnectionState(enum.Enum):
@@ -47,3 +48,7 @@ class ClientIdentity:
     session_id: str
     # Empty = any.
     expect_model: str
+    # How engines are spoken to; None = in clear.
+    tls: TlsFiles | None = None
+    # In their certificates; empty = their address.
+    tls_server_name: str = ""
