@@ -20,8 +20,9 @@ class FrontendSettings(Settings):
 
     model_config = SettingsConfigDict(cli_prog_name="python -m frontend")
 
-    host: str = Field("127.0.0.1", description="Address of the public gRPC port and of the metrics port.")
+    host: str = Field("127.0.0.1", description="Address of the public ports (gRPC, HTTP) and of the metrics port.")
     port: int = Field(50051, ge=0, le=65535, description="Public gRPC port; 0 = any free one.")
+    http_port: int = Field(8000, ge=0, le=65535, description="Port of the OpenAI-compatible HTTP API; 0 = off.")
     metrics_port: int = Field(
         9100, ge=0, le=65535, description="Port of /metrics, /healthz, /readyz; 0 = any free one."
     )

@@ -128,9 +128,9 @@ class Launch:
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.events_path = launched_services.write(directory)
-        self.ports = free_ports(5)
+        self.ports = free_ports(6)
         flags = ("--engine-port", "--frontend-port", "--engine-metrics-port", "--frontend-metrics-port")
-        flags += ("--frontend-admin-port",)
+        flags += ("--frontend-admin-port", "--frontend-http-port")
         placed = [text for flag, port in zip(flags, self.ports, strict=True) for text in (flag, str(port))]
         environment = {**os.environ, "PYTHONPATH": str(directory)}
         self.process = subprocess.Popen(

@@ -8,6 +8,7 @@ Owner: the task of the request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from frontend.api.answering import STATUS_TIMEOUT_S
 from frontend.api.logprobs_messages import MAX_ENTRIES_OF_ANSWER, MAX_ENTRIES_ON_LOOP
 from frontend.api.openai_http.errors import headers_of, status_of, to_body
 from frontend.api.openai_http.merging import WholeChoices
@@ -96,7 +98,7 @@ class AnswerResponse(Response):
         choices = whole.chats() if self._kind.is_chat else whole.completions()
         answer = {**self._frame(self._runs[0], self._kind.whole_object, choices), "usage": self._usage()}
         body = await asyncio.to_thread(_to_json, answer) if num_entries > MAX_ENTRIES_ON_LOOP else _to_json(answer)
-        await self._send_whole(200, body, self._headers(self._runs[0]), send)
+        await self._send_whole(200, body, self._ids_of(self._runs[0]), send)
 
     async def _stream(self, send: Send) -> None:
         lock = asyncio.Lock()
@@ -108,7 +110,7 @@ class AnswerResponse(Response):
             async with lock:
                 if not has_begun:
                     has_begun = True
-                    await _start(200, {**_EVENTS, **self._headers(run)}, send)
+                    await _start(200, {**_EVENTS, **self._ids_of(run)}, send)
                 events = b"".join(self._event(run, [choice]) for choice in choices)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
 
@@ -122,7 +124,10 @@ class AnswerResponse(Response):
         else:
             await self._send_error(error, send)
             return
-        await send({"type": "http.response.body", "body": last})
+        # A client that was cut because it does not read would never take it.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STATUS_TIMEOUT_S if error else None):
+                await send({"type": "http.response.body", "body": last})
 
     def _event(self, run: Run[Any], choices: list[Choice], usage: dict[str, Any] | None = None) -> bytes:
         frame = self._frame(run, self._kind.part_object, choices)
@@ -152,7 +157,7 @@ class AnswerResponse(Response):
             "completion_tokens_details": {"reasoning_tokens": sum(run.num_reasoning_tokens for run in self._runs)},
         }
 
-    def _headers(self, run: Run[Any]) -> Headers:
+    def _ids_of(self, run: Run[Any]) -> Headers:
         return {"x-request-id": self._request_id, "x-engine-id": run.generation.engine_id}
 
     async def _send_error(self, error: StepwireError, send: Send) -> None:
@@ -161,9 +166,7 @@ class AnswerResponse(Response):
 
     @staticmethod
     async def _send_whole(status: int, body: bytes, headers: Headers, send: Send) -> None:
-        await _start(
-            status, {"content-type": "application/json", "content-length": str(len(body)), **headers}, send
-        )
+        await _start(status, {"content-type": "application/json", "content-length": str(len(body)), **headers}, send)
         await send({"type": "http.response.body", "body": body})
 
 

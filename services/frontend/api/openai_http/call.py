@@ -31,6 +31,9 @@ class HttpCall:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return self._metadata
 
+    def path_parameter(self, name: str) -> str:
+        return str(self._request.path_params[name])
+
     async def read(self, body_type: type[Body]) -> Body:
         """The body. Raises InvalidRequestError that names what is wrong, or that it is too large."""
         body = await self._read_bytes()

@@ -6,6 +6,7 @@ import json
 from typing import Any, Literal
 
 from google.protobuf.struct_pb2 import Struct
+from pydantic import Field
 
 from frontend.api.openai_http.fields import GenerationBody, Int32, Part, UInt32
 from stepwire.errors import InvalidRequestError
@@ -76,7 +77,7 @@ class ConversationBody(Part):
     """What a prompt is rendered from."""
 
     model: str | None = None
-    messages: list[ChatMessage]
+    messages: list[ChatMessage] = Field(default_factory=list)
     tools: list[Tool] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     chat_template: str | None = None

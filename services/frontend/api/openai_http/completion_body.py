@@ -14,10 +14,19 @@ from stepwire.v1.generation_service_pb2 import GenerateRequest
 # OpenAI's.
 DEFAULT_MAX_TOKENS = 16
 
-_Strings = Annotated[list[str], FailFast()]
-_TokenIds = Annotated[list[UInt32], FailFast()]
+
+class _FailFast(FailFast):
+    """Unions hash their members."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+_Strings = Annotated[list[str], _FailFast()]
+_TokenIds = Annotated[list[UInt32], _FailFast()]
+_TokenIdLists = Annotated[list[_TokenIds], _FailFast()]
 # In this order, and each given up at its first mistake: a prompt may have a hundred thousand ids.
-_Prompt = Annotated[str | _Strings | _TokenIds | Annotated[list[_TokenIds], FailFast()], Field(union_mode="left_to_right")]
+_Prompt = Annotated[str | _Strings | _TokenIds | _TokenIdLists, Field(union_mode="left_to_right")]
 
 
 class CompletionBody(GenerationBody):

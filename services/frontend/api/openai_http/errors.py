@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: the status of grpc.md's table, a body with message, type, param and code, advice on retries.
+"""Errors in OpenAI's shape: a status for each reason, a body with message, type, param and code, advice on retries.
 
 Fields keep the names that the caller has used. Pure.
 """
@@ -41,6 +41,7 @@ _TYPE_OF_STATUS = {401: "authentication_error", 403: "permission_error", 429: "r
 # Groups of GenerateRequest whose fields stand at the top of a body.
 _GROUP = re.compile(r"\b(?:sampling|stop|output|kv)\.(?=[a-z_])")
 _RENAMED = {"token_ids.ids": "prompt", "token_ids": "prompt", "text": "prompt", "request_id": "x-request-id"}
+_RENAMED |= {"texts": "prompt", "sequences[0].ids": "tokens", "sequences": "tokens"}
 
 
 def status_of(error: StepwireError) -> int:
