@@ -77,7 +77,7 @@ async def test_parts_of_a_message_and_logprobs(client: openai.AsyncOpenAI):
     request = said("", logprobs=True, top_logprobs=2, max_completion_tokens=5)
     answer = await client.chat.completions.create(**{**request, "messages": [{"role": "user", "content": content}]})
     tokens = answer.choices[0].logprobs.content
-    assert answer.choices[0].message.content.startswith("one\ntwo")
+    assert answer.choices[0].message.content.startswith("one\nt")
     assert bytes(tokens[0].bytes).decode() == tokens[0].token
     assert all(len(token.top_logprobs) == 2 and token.logprob <= 0 for token in tokens)
 
