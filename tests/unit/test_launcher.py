@@ -98,7 +98,7 @@ def test_stopping_waits_longer_than_the_longest_drain():
 
 
 def test_documented_ports_are_the_defaults():
-    assert sorted(options.parse([]).ports().values()) == [9100, 9101, 50051, 50052, 50061]
+    assert sorted(options.parse([]).ports().values()) == [8000, 9100, 9101, 50051, 50052, 50061]
 
 
 def test_a_child_that_ends_by_itself_shows_the_end_of_its_log(tmp_path):

@@ -36,7 +36,7 @@ def answers_errors(handler: Answer) -> Callable[[Any, Request], Awaitable[Respon
         return response
 
     # FastAPI reads the parameters of what was wrapped.
-    del answered.__wrapped__  # type: ignore[attr-defined]  # set by functools.wraps
+    del answered.__wrapped__
     answered.__annotations__ = {"request": Request, "return": Response}
     return answered
 

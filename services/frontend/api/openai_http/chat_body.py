@@ -88,13 +88,13 @@ class ConversationBody(Part):
     def to_conversation(self) -> pb.ChatRequest:
         """The request without anything about its answer. Raises InvalidRequestError."""
         request = pb.ChatRequest(
-            model=self.model,
+            model=self.model or "",
             messages=[_message(message, f"messages[{index}]") for index, message in enumerate(self.messages)],
             tools=map(_tool, self.tools or ()),
             tool_choice=_tool_choice(self.tool_choice),
-            chat_template=self.chat_template,
+            chat_template=self.chat_template or "",
             add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
+            continue_final_message=bool(self.continue_final_message),
         )
         if self.chat_template_kwargs:
             request.chat_template_kwargs.CopyFrom(_struct(self.chat_template_kwargs))
@@ -128,7 +128,7 @@ class ChatBody(ConversationBody, GenerationBody):
                 structured_output=constraint,
                 parallel_tool_calls=self.parallel_tool_calls,
                 kv=self.kv(),
-                priority=self.priority,
+                priority=self.priority or 0,
             )
         )
         names["output.logprobs"] = "top_logprobs"
@@ -146,9 +146,9 @@ def _message(given: ChatMessage, field: str) -> pb.Message:
             pb.ToolCall(id=call.id, index=index, name=call.function.name, arguments=call.function.arguments)
             for index, call in enumerate(given.tool_calls or ())
         ],
-        tool_call_id=given.tool_call_id,
-        name=given.name,
-        reasoning=given.reasoning_content,
+        tool_call_id=given.tool_call_id or "",
+        name=given.name or "",
+        reasoning=given.reasoning_content or "",
     )
 
 
@@ -168,10 +168,10 @@ def _tool(given: Tool) -> pb.Tool:
     function = given.function
     return pb.Tool(
         name=function.name,
-        description=function.description,
+        description=function.description or "",
         # As text, because a Struct would lose the order of its keys.
-        parameters_json=None if function.parameters is None else json.dumps(function.parameters),
-        strict=function.strict,
+        parameters_json="" if function.parameters is None else json.dumps(function.parameters),
+        strict=bool(function.strict),
     )
 
 
@@ -185,5 +185,9 @@ def _tool_choice(given: str | NamedTool | None) -> pb.ToolChoice | None:
 
 def _struct(values: dict[str, Any]) -> Struct:
     struct = Struct()
-    struct.update(values)
+    try:
+        struct.update(values)
+    except (OverflowError, ValueError):
+        # Not chained: its text may quote the value.
+        raise InvalidRequestError.of_field("chat_template_kwargs", "a value is too large") from None
     return struct

@@ -49,18 +49,18 @@ class CompletionBody(GenerationBody):
             raise InvalidRequestError.of_field("prompt", "the list is empty")
         constraint, names = self.structured_output()
         request = GenerateRequest(
-            model=self.model,
+            model=self.model or "",
             sampling=self.sampling(),
             stop=self.stop_conditions(DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens),
             output=common_pb2.OutputOptions(
                 logprobs=self.logprobs,
                 prompt_logprobs=self.logprobs if self.echo else None,
-                echo_prompt=self.echo,
+                echo_prompt=bool(self.echo),
                 skip_special_tokens=self.skip_special_tokens,
             ),
             structured_output=constraint,
             kv=self.kv(),
-            priority=self.priority,
+            priority=self.priority or 0,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             add_special_tokens=self.add_special_tokens,
         )
@@ -71,8 +71,8 @@ class CompletionBody(GenerationBody):
         if isinstance(prompt, str):
             return [prompt]
         if prompt and isinstance(prompt[0], int):
-            return [prompt]  # type: ignore[list-item]  # one int, and all of them are
-        return prompt  # type: ignore[return-value]  # the same the other way round
+            return [prompt]
+        return prompt  # type: ignore[return-value]  # not ints, as the first is none
 
     def _refuse_unsupported(self) -> None:
         if self.suffix:

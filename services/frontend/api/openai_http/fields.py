@@ -96,12 +96,12 @@ class GenerationBody(Part):
             min_tokens=self.min_tokens,
             stop=[self.stop] if isinstance(self.stop, str) else self.stop,
             stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            include_stop_in_output=self.include_stop_str_in_output,
+            ignore_eos=bool(self.ignore_eos),
+            include_stop_in_output=bool(self.include_stop_str_in_output),
         )
 
     def kv(self) -> common_pb2.KvOptions:
-        return common_pb2.KvOptions(cache_salt=self.cache_salt)
+        return common_pb2.KvOptions(cache_salt=self.cache_salt or "")
 
     def structured_output(self) -> tuple[common_pb2.StructuredOutput | None, dict[str, str]]:
         """The constraint, and what the caller calls it. Raises InvalidRequestError when there are two."""

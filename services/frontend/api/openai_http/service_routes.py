@@ -78,7 +78,7 @@ class ServiceRoutes:
     async def detokenize(self, call: HttpCall, request_id: str) -> Response:
         body = await call.read(DetokenizeBody)
         request = tokenization_service_pb2.DetokenizeRequest(
-            model=body.model, sequences=[common_pb2.TokenIds(ids=body.tokens)], skip_special_tokens=False
+            model=body.model or "", sequences=[common_pb2.TokenIds(ids=body.tokens)], skip_special_tokens=False
         )
         with self._frontend.tokenization() as model:
             model.input_processor.check_model(request.model)
@@ -103,7 +103,7 @@ class ServiceRoutes:
 
 async def _tokenize_text(body: TokenizeBody, model: ServingModel) -> list[int]:
     request = tokenization_service_pb2.TokenizeRequest(
-        model=body.model, texts=[body.prompt or ""], add_special_tokens=body.add_special_tokens
+        model=body.model or "", texts=[body.prompt or ""], add_special_tokens=body.add_special_tokens
     )
     model.input_processor.check_model(request.model)
     response = await model.input_processor.in_thread(partial(tokenize, request, model.tokenizer))

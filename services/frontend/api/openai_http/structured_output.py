@@ -18,7 +18,7 @@ _Constraint = tuple[str, str, Any]
 class JsonSchemaFormat(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
 
-    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class ResponseFormat(BaseModel):
@@ -33,7 +33,7 @@ class StructuredOutputs(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
 
-    json_schema: str | dict[str, Any] | None = Field(None, alias="json")
+    json_schema: str | dict[str, Any] | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
