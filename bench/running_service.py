@@ -24,7 +24,9 @@ from stepwire_client.load.workload import LoadRequest
 
 READY_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
-PORT_FLAGS = ("--engine-port", "--frontend-port", "--frontend-admin-port", "--engine-metrics-port")
+PORT_FLAGS = (
+    "--engine-port", "--frontend-port", "--frontend-http-port", "--frontend-admin-port", "--engine-metrics-port",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

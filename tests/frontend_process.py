@@ -27,6 +27,7 @@ async def serving(python: str, engine_endpoint: str, cache_dir: Path) -> AsyncIt
     """The target of a frontend that serves; its end must be clean."""
     target = f"127.0.0.1:{free_port()}"
     command = (python, "-m", "frontend", "--port", target.split(":")[1], "--metrics-port", "0", "--admin-port", "0")
+    command += ("--http-port", "0")
     flags = ("--engine-endpoints", engine_endpoint, "--cache-dir", str(cache_dir), "--owner", "parent")
     process = await asyncio.create_subprocess_exec(
         *command, *flags, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=cache_dir

@@ -110,7 +110,7 @@ async def running_frontend(*endpoints: str, cache_dir: Path, **settings: object)
             admin_port=0,
             engine_endpoints=",".join(endpoints),
             cache_dir=cache_dir,
-            **{"drain_timeout_s": 0.0, **settings},
+            **{"http_port": 0, "drain_timeout_s": 0.0, **settings},
         )
     )
     await process.start()

@@ -91,7 +91,7 @@ class Service:
 class Frontend(Service):
     """A frontend and stubs to call it."""
 
-    def __init__(self, *engine_ports: int, cache_dir: Path, flags: tuple[str, ...] = ()) -> None:
+    def __init__(self, *engine_ports: int, cache_dir: Path, http_port: int = 0, flags: tuple[str, ...] = ()) -> None:
         endpoints = ",".join(f"127.0.0.1:{port}" for port in engine_ports)
         super().__init__(
             "frontend",
@@ -99,6 +99,8 @@ class Frontend(Service):
             "0",
             "--admin-port",
             "0",
+            "--http-port",
+            str(http_port),
             "--engine-endpoints",
             endpoints,
             "--cache-dir",
@@ -146,8 +148,10 @@ class Stack:
         """`package` may be a faulty engine of tests/fakes instead of the real one."""
         return self._keep(Service(package, "--port", str(port), "--model", str(self._model_dir), *flags))
 
-    def frontend(self, *engines: Service, flags: tuple[str, ...] = ()) -> Frontend:
-        frontend = Frontend(*(engine.port for engine in engines), cache_dir=self._cache_dir, flags=flags)
+    def frontend(self, *engines: Service, http_port: int = 0, flags: tuple[str, ...] = ()) -> Frontend:
+        frontend = Frontend(
+            *(engine.port for engine in engines), cache_dir=self._cache_dir, http_port=http_port, flags=flags
+        )
         self._exit_stack.callback(frontend.channel.close)
         return self._keep(frontend)
 

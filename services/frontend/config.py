@@ -23,10 +23,12 @@ class FrontendSettings(Settings):
 
     model_config = SettingsConfigDict(cli_prog_name="python -m frontend")
 
-    host: str = Field("127.0.0.1", description="Address of the public gRPC port and of the metrics port.")
+    host: str = Field("127.0.0.1", description="Address of the public ports (gRPC, HTTP) and of the metrics port.")
     port: int = Field(50051, ge=0, le=65535, description="Public gRPC port; 0 = any free one.")
+    http_port: int = Field(8000, ge=0, le=65535, description="Port of the OpenAI-compatible HTTP API; 0 = off.")
     tls_cert_file: Path | None = Field(
-        None, description="PEM chain of the gRPC ports; with it they speak TLS alone. Read again when it changes."
+        None,
+        description="PEM chain of the public and admin ports; they then speak TLS alone. Read again when changed.",
     )
     tls_key_file: Path | None = Field(None, description="Its private key, PEM, without a password.")
     tls_client_ca_file: Path | None = Field(None, description="PEM of CAs: clients need a certificate of one of them.")

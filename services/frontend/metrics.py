@@ -70,6 +70,19 @@ class FrontendMetrics:
             ("grpc_method", "grpc_code"),
             registry=registry,
         )
+        self.http_requests = Counter(
+            "stepwire_frontend_http_requests",
+            "HTTP requests ended, by status; 499 = the client went away before an answer.",
+            ("method", "status", "handler"),
+            registry=registry,
+        )
+        self.http_request_duration = Histogram(
+            "stepwire_frontend_http_request_duration_seconds",
+            "From an HTTP request's headers to the end of its answer.",
+            ("method", "handler"),
+            buckets=REQUEST_LATENCY_BUCKETS,
+            registry=registry,
+        )
         self._live_handles = Gauge(
             "stepwire_frontend_live_handles",
             "Handles in the maps of the frontend; 0 when idle.",

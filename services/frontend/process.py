@@ -18,6 +18,7 @@ from frontend.config import FrontendSettings
 from frontend.drain import FrontendDrain
 from frontend.engine_client.connection_state import ClientIdentity
 from frontend.garbage import GarbageDuty
+from frontend.http_server import HttpServer
 from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
 from frontend.server import PublicServer
@@ -54,6 +55,11 @@ class FrontendProcess:
         self.admin_server = AdminServer(
             self.frontend, self.drain, self.metrics, enable_reflection=settings.enable_reflection
         )
+        self.http_server = (
+            HttpServer(self.frontend, self.metrics, self._is_ready, SERVER_GRACE_S, settings.tls)
+            if settings.http_port
+            else None
+        )
         self.port = 0
         self.admin_port = 0
         self.metrics_port = 0
@@ -69,10 +75,12 @@ class FrontendProcess:
         self.admin_port = self.admin_server.bind(
             self._settings.admin_host, self._settings.admin_port, self._settings.tls
         )
+        if self.http_server is not None:
+            self.http_server.bind(self._settings.host, self._settings.http_port)
         self.metrics_port, self._close_metrics = serve_http(
             self._settings.metrics_port,
             self.metrics.registry,
-            lambda: self._is_serving and not self._stop.is_set(),
+            self._is_ready,
             lambda: time.monotonic() - self._last_tick < ALIVE_S,
             host=self._settings.host,
         )
@@ -80,11 +88,14 @@ class FrontendProcess:
         await self.admin_server.start()
         self.frontend.start()
         self._background = [asyncio.create_task(self._publish_health()), asyncio.create_task(self._tick())]
+        if self.http_server is not None:
+            self._background.append(self.http_server.start())
         logger.info(
-            "listening on %s, metrics on %s, admin on %s",
+            "listening on %s, metrics on %s, admin on %s, HTTP on %s",
             join(self._settings.host, self.port),
             join(self._settings.host, self.metrics_port),
             join(self._settings.admin_host, self.admin_port),
+            join(self._settings.host, self._settings.http_port) if self.http_server is not None else "no port",
         )
 
     def request_stop(self, *, at_once: bool = False) -> None:
@@ -115,11 +126,16 @@ class FrontendProcess:
         self.drain.close()
         await self.admin_server.stop(SERVER_GRACE_S)
         await self.server.stop(SERVER_GRACE_S)
+        if self.http_server is not None:
+            await self.http_server.stop()
         for task in self._background:
             task.cancel()
         await asyncio.wait(self._background)
         self._close_metrics()
         logger.info("stopped")
+
+    def _is_ready(self) -> bool:
+        return self._is_serving and not self._stop.is_set()
 
     async def _wait_for_stop(self) -> None:
         stopping = asyncio.create_task(self._stop.wait())

@@ -21,6 +21,7 @@ EPILOG = (
 PLACED = {
     "--host": "both services listen on 127.0.0.1; start them by hand for another address",
     "--port": "the flags here are --frontend-port and --engine-port",
+    "--http-port": "the flag here is --frontend-http-port",
     "--metrics-port": "the flags here are --frontend-metrics-port and --engine-metrics-port",
     "--engine-endpoints": "the frontend gets the engine core started with it, whose port is --engine-port",
     "--owner": "the launcher owns both services",
@@ -35,6 +36,7 @@ class LaunchOptions:
 
     engine_port: int
     frontend_port: int
+    frontend_http_port: int
     frontend_admin_port: int
     engine_metrics_port: int
     frontend_metrics_port: int
@@ -52,6 +54,7 @@ class LaunchOptions:
         return {
             "engine-port": self.engine_port,
             "frontend-port": self.frontend_port,
+            "frontend-http-port": self.frontend_http_port,
             "frontend-admin-port": self.frontend_admin_port,
             "engine-metrics-port": self.engine_metrics_port,
             "frontend-metrics-port": self.frontend_metrics_port,
@@ -70,6 +73,7 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
     return LaunchOptions(
         engine_port=values.engine_port,
         frontend_port=values.frontend_port,
+        frontend_http_port=values.frontend_http_port,
         frontend_admin_port=values.frontend_admin_port,
         engine_metrics_port=values.engine_metrics_port,
         frontend_metrics_port=values.frontend_metrics_port,
@@ -113,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--prompt", default="The capital of France is", help="prompt of the sample answer")
     add("--engine-port", type=int, default=50061)
     add("--frontend-port", type=int, default=50051)
+    add("--frontend-http-port", type=int, default=8000, help="OpenAI-compatible HTTP; 0 = off")
     add("--frontend-admin-port", type=int, default=50052)
     add("--engine-metrics-port", type=int, default=9101)
     add("--frontend-metrics-port", type=int, default=9100)

@@ -44,6 +44,7 @@ def frontend_command(options: LaunchOptions) -> list[str]:
         *_module("frontend", *options.frontend_flags, "--owner", "parent"),
         *("--engine-endpoints", f"{HOST}:{options.engine_port}"),
         *("--host", HOST, "--port", str(options.frontend_port), "--metrics-port", str(options.frontend_metrics_port)),
+        *("--http-port", str(options.frontend_http_port)),
         *("--admin-host", HOST, "--admin-port", str(options.frontend_admin_port)),
     ]
 

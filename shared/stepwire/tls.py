@@ -1,4 +1,4 @@
-"""TLS of our gRPC ports and channels, from PEM files. A server reads them again when they change, without a restart.
+"""TLS of our ports and channels, from PEM files. A server reads them again when they change, without a restart.
 
 Runs in whatever thread gRPC makes a handshake in. A pair that does not fit together is never put in force.
 """
@@ -62,6 +62,40 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         reloading.fetch,  # type: ignore[arg-type]  # the stubs do not know that None means "as before"
         require_client_authentication=files.ca is not None,
     )
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """The same for a server that is not gRPC's."""
+    stamps = files.stamps()
+    context = _context(files)
+
+    def look_again(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context_used: ssl.SSLContext) -> None:
+        """Called at each handshake."""
+        nonlocal stamps, context
+        try:
+            now = files.stamps()
+            if now != stamps:
+                context, stamps = _context(files), now
+                logger.info("read the TLS files again: %s", ", ".join(map(str, files.paths)))
+        except (OSError, ValueError) as error:
+            # Half of a pair may have been written: the next handshake looks again.
+            logger.warning("the TLS files stay as they were: %s", error)
+        connection.context = context
+
+    context.sni_callback = look_again
+    return context
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    files.check()
+    if files.cert is None:
+        raise ValueError("a server needs a certificate and its key")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.cert, files.key, password=_no_password)
+    if files.ca is not None:
+        context.load_verify_locations(files.ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:

@@ -202,7 +202,7 @@ async def test_second_signal_ends_the_drain_with_what_was_delivered(engine: Fake
 async def start_process(tmp_path: Path, *flags: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "frontend", "--metrics-port", "0", "--admin-port", "0",
-        "--cache-dir", str(tmp_path / "cache"), *flags,
+        "--http-port", "0", "--cache-dir", str(tmp_path / "cache"), *flags,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
 

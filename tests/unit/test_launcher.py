@@ -98,7 +98,7 @@ def test_stopping_waits_longer_than_the_longest_drain():
 
 
 def test_documented_ports_are_the_defaults():
-    assert sorted(options.parse([]).ports().values()) == [9100, 9101, 50051, 50052, 50061]
+    assert sorted(options.parse([]).ports().values()) == [8000, 9100, 9101, 50051, 50052, 50061]
 
 
 def test_a_child_that_ends_by_itself_shows_the_end_of_its_log(tmp_path):
@@ -128,9 +128,9 @@ class Launch:
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.events_path = launched_services.write(directory)
-        self.ports = free_ports(5)
+        self.ports = free_ports(6)
         flags = ("--engine-port", "--frontend-port", "--engine-metrics-port", "--frontend-metrics-port")
-        flags += ("--frontend-admin-port",)
+        flags += ("--frontend-admin-port", "--frontend-http-port")
         placed = [text for flag, port in zip(flags, self.ports, strict=True) for text in (flag, str(port))]
         environment = {**os.environ, "PYTHONPATH": str(directory)}
         self.process = subprocess.Popen(

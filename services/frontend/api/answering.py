@@ -11,7 +11,7 @@ import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc.aio
 
@@ -27,6 +27,13 @@ Servicer = TypeVar("Servicer")
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 Rpc = Callable[[Servicer, Request, Context], Awaitable[Answer]]
+
+
+class HasMetadata(Protocol):
+    """A gRPC call, or an HTTP request whose headers stand for the metadata."""
+
+    def invocation_metadata(self) -> Any: ...
+
 
 MAX_REQUEST_ID_CHARS = 256
 MAX_RANK_DIGITS = 6
@@ -68,12 +75,12 @@ async def _end_with(context: Context, error: StepwireError) -> NoReturn:
     raise asyncio.CancelledError
 
 
-def caller_of(context: Context) -> str:
+def caller_of(context: HasMetadata) -> str:
     """Its Authorization header, from which the gate makes a Caller with a namespace of request ids of its own."""
     return _metadata(context, "authorization")
 
 
-def client_class_of(context: Context) -> str:
+def client_class_of(context: HasMetadata) -> str:
     """Whose share of the engines the request uses; empty = that of everybody without a class at this frontend."""
     client_class = _metadata(context, CLIENT_CLASS_KEY)
     if len(client_class) > MAX_CLIENT_CLASS_CHARS:
@@ -81,7 +88,7 @@ def client_class_of(context: Context) -> str:
     return client_class
 
 
-def request_id_of(field: str, context: Context) -> str:
+def request_id_of(field: str, context: HasMetadata) -> str:
     """The caller's id from the message or from metadata, or a new one. It travels in headers, so it must be plain."""
     request_id = field or _metadata(context, "x-request-id")
     if not request_id:
@@ -93,7 +100,7 @@ def request_id_of(field: str, context: Context) -> str:
     return request_id
 
 
-def rank_of(context: Context) -> int | None:
+def rank_of(context: HasMetadata) -> int | None:
     """The rank of the engine that the caller wants; None = any."""
     value = _metadata(context, RANK_FIELD)
     if not value:
@@ -103,7 +110,7 @@ def rank_of(context: Context) -> int | None:
     return int(value)
 
 
-def _metadata(context: Context, key: str) -> str:
+def _metadata(context: HasMetadata, key: str) -> str:
     for name, value in context.invocation_metadata() or ():
         if name == key:
             return value if isinstance(value, str) else value.decode("ascii", "replace")

@@ -39,7 +39,7 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         with self._frontend.tokenization(caller_of(context), client_class_of(context)) as model:
             model.input_processor.check_model(request.model)
-            work = partial(_tokenize, request, model.tokenizer)
+            work = partial(tokenize, request, model.tokenizer)
             response = await model.input_processor.in_thread(work)
         response.max_model_len = model.facts.max_model_len
         return response
@@ -48,7 +48,7 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         with self._frontend.tokenization(caller_of(context), client_class_of(context)) as model:
             model.input_processor.check_model(request.model)
-            work = partial(_detokenize, request, model.tokenizer, model.facts.vocab_size)
+            work = partial(detokenize, request, model.tokenizer, model.facts.vocab_size)
             return await model.input_processor.in_thread(work)
 
     @answers_errors
@@ -56,7 +56,9 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
         with self._frontend.tokenization(caller_of(context), client_class_of(context)) as model:
             try:
                 prepared = await prepare_in_thread(request.chat, model)
-                return await model.input_processor.in_thread(partial(_encode, prepared.request.text, model.tokenizer))
+                return await model.input_processor.in_thread(
+                    partial(encode_chat, prepared.request.text, model.tokenizer)
+                )
             except InvalidRequestError as error:
                 fields = (FieldViolation(f"chat.{item.field}", item.description) for item in error.violations)
                 raise with_fields(error, fields) from error
@@ -78,12 +80,12 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
                 await context.write(pb.GetTokenizerResponse(data=data, sha256=sha256 if is_last else ""))
 
 
-def _encode(text: str, tokenizer: Tokenizer) -> pb.RenderChatResponse:
+def encode_chat(text: str, tokenizer: Tokenizer) -> pb.RenderChatResponse:
     _check_limit("messages", "characters", len(text), MAX_CHARS)
     return pb.RenderChatResponse(text=text, token_ids=tokenizer.encode(text, add_special_tokens=False))
 
 
-def _tokenize(request: pb.TokenizeRequest, tokenizer: Tokenizer) -> pb.TokenizeResponse:
+def tokenize(request: pb.TokenizeRequest, tokenizer: Tokenizer) -> pb.TokenizeResponse:
     _check_limit("texts", "texts", len(request.texts), MAX_ITEMS)
     texts = list(request.texts)
     max_chars = MAX_CHARS_WITH_OFFSETS if request.return_offsets else MAX_CHARS
@@ -104,7 +106,7 @@ def _to_message(encoding: Encoding) -> pb.TokenizeResponse.Encoding:
     )
 
 
-def _detokenize(request: pb.DetokenizeRequest, tokenizer: Tokenizer, vocab_size: int) -> pb.DetokenizeResponse:
+def detokenize(request: pb.DetokenizeRequest, tokenizer: Tokenizer, vocab_size: int) -> pb.DetokenizeResponse:
     _check_limit("sequences", "sequences", len(request.sequences), MAX_ITEMS)
     _check_limit("sequences", "token ids", sum(len(sequence.ids) for sequence in request.sequences), MAX_TOKEN_IDS)
     sequences = [list(sequence.ids) for sequence in request.sequences]

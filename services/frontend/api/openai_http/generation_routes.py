@@ -1,0 +1,60 @@
+"""/v1/completions and /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from frontend.api.openai_http.answer import CHAT, COMPLETION, AnswerResponse
+from frontend.api.openai_http.answering_http import answers_errors, body_schema
+from frontend.api.openai_http.call import HttpCall
+from frontend.api.openai_http.chat_body import ChatBody
+from frontend.api.openai_http.chat_run import ChatRun
+from frontend.api.openai_http.completion_body import CompletionBody
+from frontend.api.openai_http.completion_run import CompletionRun
+from frontend.llm_frontend import LLMFrontend
+from stepwire.errors import InvalidRequestError
+
+
+class GenerationRoutes:
+    """Owner of each request: the task of its connection."""
+
+    body_types = (CompletionBody, ChatBody)
+
+    def __init__(self, frontend: LLMFrontend) -> None:
+        self._frontend = frontend
+        self.router = APIRouter(tags=["generation"])
+        for path, handler, body_type in (
+            ("/v1/completions", self.complete, CompletionBody),
+            ("/v1/chat/completions", self.chat, ChatBody),
+        ):
+            extra = body_schema(body_type)
+            self.router.add_api_route(path, handler, methods=["POST"], response_model=None, openapi_extra=extra)
+
+    @answers_errors
+    async def complete(self, call: HttpCall, request_id: str) -> Response:
+        body = await call.read(CompletionBody)
+        requests, names = body.to_requests()
+        num_choices = 1 if body.n is None else body.n
+        limit = self._frontend.settings.max_concurrent_requests
+        if len(requests) > limit:
+            raise InvalidRequestError.of_field("prompt", f"{len(requests)} prompts are more than the limit of {limit}")
+        ids = [request_id] if len(requests) == 1 else [f"{request_id}-{index}" for index in range(len(requests))]
+        runs = [
+            CompletionRun(self._frontend, call, own_id, index * num_choices, request)
+            for index, (own_id, request) in enumerate(zip(ids, requests, strict=True))
+        ]
+        return AnswerResponse(COMPLETION, request_id, runs, names=names, **_stream_options(body))
+
+    @answers_errors
+    async def chat(self, call: HttpCall, request_id: str) -> Response:
+        body = await call.read(ChatBody)
+        request, names = body.to_request()
+        runs = [ChatRun(self._frontend, call, request_id, request)]
+        return AnswerResponse(CHAT, request_id, runs, names=names, **_stream_options(body))
+
+
+def _stream_options(body: CompletionBody | ChatBody) -> Mapping[str, Any]:
+    return {"is_stream": bool(body.stream), "includes_usage": body.includes_usage}
