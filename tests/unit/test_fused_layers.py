@@ -60,8 +60,8 @@ def directories(tmp_path_factory):
     return {name: save_tiny_model(root / name, tiny_configs()[name]) for name in FAMILIES}
 
 
-def decoder_of(directory, kernels: CpuKernels, dtype: str = "bfloat16") -> NativeDecoder:
-    settings = EngineSettings(model="m", device="cpu", dtype=dtype, model_impl="native")
+def decoder_of(directory, kernels: CpuKernels, dtype: str = "bfloat16", quantization: str = "none") -> NativeDecoder:
+    settings = EngineSettings(model="m", device="cpu", dtype=dtype, model_impl="native", quantization=quantization)
     backend = choose_backend(settings, load_model(settings, directory, lambda _: None), kernels, None)
     assert isinstance(backend, NativeDecoder)
     return backend
@@ -144,6 +144,18 @@ def test_prompts_beside_decodes(directories, kernels, family):
     if len(Batch(decoder, MIXED).ids) > kernels.few_rows.max_rows(torch.bfloat16):
         pytest.skip("needs a CPU with the tile unit")
     assert_same(decoder, Batch(decoder, MIXED))
+
+
+@pytest.mark.parametrize("sequences", [DECODES, ONE_LONG, MIXED], ids=["decodes", "one long", "mixed"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2"])
+def test_weights_of_int8(directories, kernels, family, dtype, sequences):
+    decoder = decoder_of(directories[family], kernels, dtype, "int8")
+    batch = Batch(decoder, sequences)
+    assert decoder._fused is not None
+    # Its limit is about products of other weights.
+    decoder._fused.max_tokens = len(batch.ids)
+    assert_same(decoder, batch)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3, 8])

@@ -7,7 +7,13 @@ import torch
 
 from engine_core.model_executor.kernels.cpu_build import INSTRUCTION_SETS
 from engine_core.model_executor.kernels.cpu_library import available_sets, load_operators
-from engine_core.model_executor.kernels.int8_weights import Int8Products, int8_panels, quantized, values_of
+from engine_core.model_executor.kernels.int8_weights import (
+    Int8Products,
+    int8_panels,
+    panel_weight,
+    quantized,
+    values_of,
+)
 from engine_core.model_executor.models.linear import FusedLinear, LinearOptions
 from skips import require_program
 
@@ -60,9 +66,8 @@ def test_products_are_those_of_rounded_numbers(product_sets, shape, dtype, has_b
     columns, depth = shape
     weight = quantized(random(*shape))
     bias = random(columns, dtype=dtype, seed=1) if has_bias else None
-    panels = int8_panels(weight.values)
     for products in product_sets:
-        product = products.product(panels, weight.scales, bias)
+        product = products.product(panel_weight(weight.values, weight.scales, bias))
         for rows in (1, 2, 4, 5, 16, 17, 32, 33, 70):
             x = random(rows, depth, dtype=dtype, seed=2)
             x[0] = 0
@@ -77,7 +82,7 @@ def test_products_are_those_of_rounded_numbers(product_sets, shape, dtype, has_b
 def test_extreme_numbers_do_not_overflow(product_sets):
     weight = quantized(torch.full((64, 4096), -3.0))
     for products in product_sets:
-        found = products.product(int8_panels(weight.values), weight.scales, None)(torch.full((2, 4096), 5.0))
+        found = products.product(panel_weight(weight.values, weight.scales, None))(torch.full((2, 4096), 5.0))
         torch.testing.assert_close(found, torch.full((2, 64), -15.0 * 4096))
 
 
@@ -85,7 +90,7 @@ def test_several_threads_share_the_panels(product_sets):
     weight, x = quantized(random(1000, 96)), random(70, 96, seed=1)
     before = torch.get_num_threads()
     for products in product_sets:
-        product = products.product(int8_panels(weight.values), weight.scales, None)
+        product = products.product(panel_weight(weight.values, weight.scales, None))
         torch.set_num_threads(1)
         try:
             alone = product(x)

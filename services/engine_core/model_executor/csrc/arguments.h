@@ -66,4 +66,14 @@ inline void check_panels(const Tensor& weight, const Tensor& like, int64_t depth
               "a weight of panels ", weight.sizes(), " can not take ", depth, " numbers to ", columns);
 }
 
+// [panels, padded depth / 4, 32, 4]
+inline void check_int8_panels(const Tensor& weight, int64_t depth, int64_t columns) {
+  TORCH_CHECK(weight.dim() == 4, "a weight in panels must have four dimensions, not ", weight.dim());
+  const int64_t padded = weight.size(1) * 4;
+  TORCH_CHECK(weight.is_contiguous() && weight.scalar_type() == at::kChar && weight.size(2) == 32 &&
+                  weight.size(3) == 4 && padded % 64 == 0 && padded >= depth && columns > 0 &&
+                  (columns + 31) / 32 == weight.size(0),
+              "a weight of panels ", weight.sizes(), " can not take ", depth, " numbers to ", columns);
+}
+
 }  // namespace stepwire

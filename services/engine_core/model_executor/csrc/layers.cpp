@@ -9,34 +9,13 @@
 
 #include <array>
 
-#include "arguments.h"
 #include "attend.h"
-#include "team.h"
+#include "linear.h"
 
 namespace stepwire {
 namespace {
 
-// Numbers that are worth going to memory of another core for.
-constexpr int64_t kNumbersPerPart = 1 << 12;
 
-// Of one product: with a few thousand numbers each they fill half of the cache that a core has to itself.
-constexpr int64_t kBlockRows = 128;
-
-using OptionalTensor = std::optional<Tensor>;
-
-struct Linear {
-  Tensor panels;
-  OptionalTensor bias;
-  int64_t depth, columns;
-
-  PackedProduct product(const Tensor& x, const Tensor& out) const {
-    return {x.const_data_ptr(),       panels.const_data_ptr(),
-            bias ? bias->const_data_ptr() : nullptr,
-            out.mutable_data_ptr(),   x.size(0),
-            columns,                  depth,
-            panels.size(2),           panels.size(1) * panels.size(3)};
-  }
-};
 
 // A norm that a family of models does not have is not there.
 struct RmsNorm {
@@ -61,13 +40,15 @@ struct Step {
 // What all layers write to in turn.
 struct Buffers {
   Tensor normed, qkv, attended, branch, gate_up, activated;
+  // Rows as int8 and their scales.
+  Tensor quantized;
 };
 
 // One layer's part in one step.
 struct LayerCall {
   const Layer* layer;
   Norm input, mlp, post_attention, post_mlp;
-  PackedProduct qkv, o, gate_up, down;
+  Product qkv, o, gate_up, down;
   Rope rope;
   Attention attention;
   const AttentionWork* work;
@@ -80,17 +61,18 @@ class DecoderLayers : public torch::CustomClassHolder {
 
   // Of qkv, o, gate_up, down; norms: input, mlp, post_attention?, post_mlp?, query?, key?; numbers: activation, window,
   // number of its rope, number of its group.
-  void add(std::vector<Tensor> panels, std::vector<OptionalTensor> biases, std::vector<int64_t> depths,
-           std::vector<int64_t> columns, std::vector<OptionalTensor> norms, std::vector<double> eps,
-           std::vector<int64_t> numbers, double scale, double softcap) {
-    TORCH_CHECK(panels.size() == 4 && biases.size() == 4 && depths.size() == 4 && columns.size() == 4 &&
-                    norms.size() == 6 && eps.size() == 6 && numbers.size() == 4,
+  void add(std::vector<Tensor> panels, std::vector<OptionalTensor> biases, std::vector<OptionalTensor> scales,
+           std::vector<OptionalTensor> sums, std::vector<int64_t> depths, std::vector<int64_t> columns,
+           std::vector<OptionalTensor> norms, std::vector<double> eps, std::vector<int64_t> numbers, double scale,
+           double softcap) {
+    TORCH_CHECK(panels.size() == 4 && biases.size() == 4 && scales.size() == 4 && sums.size() == 4 &&
+                    depths.size() == 4 && columns.size() == 4 && norms.size() == 6 && eps.size() == 6 &&
+                    numbers.size() == 4,
                 "a layer has four products, six norms and four numbers");
     std::array<Linear, 4> linears;
     for (int i = 0; i < 4; i++) {
-      check_panels(panels[i], panels[0], depths[i], columns[i]);
-      check_bias(biases[i], panels[0], columns[i]);
-      linears[i] = {panels[i], biases[i], depths[i], columns[i]};
+      linears[i] = {panels[i], biases[i], scales[i], sums[i], depths[i], columns[i]};
+      check_linear(linears[i]);
     }
     const int64_t n = depths[0];
     TORCH_CHECK(columns[1] == n && depths[2] == n && columns[3] == n && columns[2] == 2 * depths[3],
@@ -113,12 +95,13 @@ class DecoderLayers : public torch::CustomClassHolder {
              const std::vector<Tensor>& block_tables, const std::vector<Tensor>& seq_lens,
              const std::vector<Tensor>& query_starts) {
     TORCH_CHECK(!layers_.empty() && residual.dim() == 2, "no layers, or a residual that has not two dimensions");
-    const Kernels& kernels = kernels_of(instruction_set_, weights());
+    TORCH_CHECK(!keys.empty(), "no caches");
+    const Kernels& kernels = kernels_of(instruction_set_, keys[0]);
     TORCH_CHECK(kernels.multiply_packed, "set ", instruction_set_, " has no products with packed weights");
     const Step step{cos, sin, keys, values, slots, block_tables, seq_lens, query_starts};
     check_step(residual, step);
     const int num_threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-    const Buffers buffers = make_buffers(residual);
+    const Buffers buffers = make_buffers(residual.size(0), keys[0]);
     std::vector<LayerCall> calls;
     for (size_t i = 0; i < layers_.size(); i++) calls.push_back(make_call(residual, step, i, buffers));
     plan(kernels, calls, num_threads);
@@ -135,7 +118,7 @@ class DecoderLayers : public torch::CustomClassHolder {
  private:
   void check_step(const Tensor& residual, const Step& s) const {
     const int64_t tokens = residual.size(0);
-    check_residual(residual, weights(), tokens, layers_[0].qkv.depth);
+    check_residual(residual, s.keys.at(0), tokens, layers_[0].qkv.depth);
     TORCH_CHECK(s.cos.size() == s.sin.size() && s.keys.size() == layers_.size() && s.values.size() == s.keys.size() &&
                     s.block_tables.size() == s.slots.size() && s.seq_lens.size() == s.slots.size() &&
                     s.query_starts.size() == s.slots.size(),
@@ -153,7 +136,12 @@ class DecoderLayers : public torch::CustomClassHolder {
 
   static void check_layer(const Tensor& residual, const Step& s, const Layer& layer, const Tensor& keys,
                           const Tensor& values) {
-    check_cache(keys, values, layer.qkv.panels);
+    check_cache(keys, values, s.keys[0]);
+    for (const Linear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
+      TORCH_CHECK(linear->scales || linear->panels.scalar_type() == keys.scalar_type(),
+                  "a weight of another type than its layer's cache");
+      check_bias(linear->bias, keys, linear->columns);
+    }
     const int64_t head_dim = keys.size(3), tokens = residual.size(0);
     TORCH_CHECK(head_dim > 0 && layer.qkv.columns == layer.o.depth + 2 * keys.size(1) * head_dim &&
                     layer.o.depth % (head_dim * keys.size(1)) == 0,
@@ -175,14 +163,18 @@ class DecoderLayers : public torch::CustomClassHolder {
 #endif
   }
 
-  // Their type is that of everything but the residual.
-  const Tensor& weights() const { return layers_[0].qkv.panels; }
-
-  Buffers make_buffers(const Tensor& residual) const {
+  // Of the cache's type, as everything but the residual.
+  Buffers make_buffers(int64_t rows, const Tensor& cache) const {
     const Layer& layer = layers_[0];
-    const auto make = [&](int64_t columns) { return at::empty({residual.size(0), columns}, weights().options()); };
-    return {make(layer.qkv.depth), make(layer.qkv.columns),     make(layer.o.depth),
-            make(layer.qkv.depth), make(layer.gate_up.columns), make(layer.down.depth)};
+    const auto make = [&](int64_t columns) { return at::empty({rows, columns}, cache.options()); };
+    int64_t deepest = 0;
+    for (const Layer& one : layers_)
+      for (const Linear* linear : {&one.qkv, &one.o, &one.gate_up, &one.down})
+        if (linear->scales) deepest = std::max(deepest, linear->padded_depth());
+    const int64_t row_bytes = deepest ? 2 * deepest + (int64_t)sizeof(float) : 0;
+    return {make(layer.qkv.depth),     make(layer.qkv.columns), make(layer.o.depth), make(layer.qkv.depth),
+            make(layer.gate_up.columns), make(layer.down.depth),
+            at::empty({rows * row_bytes}, cache.options().dtype(at::kChar))};
   }
 
   LayerCall make_call(const Tensor& residual, const Step& s, size_t index, const Buffers& b) const {
@@ -202,10 +194,10 @@ class DecoderLayers : public torch::CustomClassHolder {
         {stream, branch, layer.mlp.numbers(), normed, n, layer.mlp.eps, is_float},
         post(layer.post_attention),
         post(layer.post_mlp),
-        layer.qkv.product(b.normed, b.qkv),
-        layer.o.product(b.attended, b.branch),
-        layer.gate_up.product(b.normed, b.gate_up),
-        layer.down.product(b.activated, b.branch),
+        layer.qkv.product(b.normed, b.qkv, b.quantized),
+        layer.o.product(b.attended, b.branch, b.quantized),
+        layer.gate_up.product(b.normed, b.gate_up, b.quantized),
+        layer.down.product(b.activated, b.branch, b.quantized),
         {b.qkv.mutable_data_ptr(), cos.const_data_ptr<float>(), s.sin[layer.rope].const_data_ptr<float>(),
          keys.mutable_data_ptr(), s.values[index].mutable_data_ptr(), s.slots[layer.group].const_data_ptr<int64_t>(),
          layer.query.numbers(), layer.key.numbers(), layer.query.eps, num_heads, num_kv_heads, head_dim, cos.size(1),
@@ -243,14 +235,14 @@ class DecoderLayers : public torch::CustomClassHolder {
   }
 
   static void run_layer(const Kernels& kernels, Team& team, const LayerCall& call, int64_t rows) {
-    const auto multiply = [&](const PackedProduct& product) { share_product(kernels, team, product); };
+    const auto multiply = [&](const Product& product) { share_product(kernels, team, product); };
     const auto for_rows = [&](int64_t columns, const auto& f) {
       team.share(rows, std::max<int64_t>(1, kNumbersPerPart / columns), f);
     };
     const int64_t n = call.input.num_features;
     for_rows(n, [&](int64_t begin, int64_t end) { kernels.add_rms_norm(call.input, begin, end); });
     multiply(call.qkv);
-    for_rows(call.qkv.columns, [&](int64_t begin, int64_t end) { kernels.rope_and_cache(call.rope, begin, end); });
+    for_rows(call.layer->qkv.columns, [&](int64_t begin, int64_t end) { kernels.rope_and_cache(call.rope, begin, end); });
     attend(kernels, team, call);
     multiply(call.o);
     for_rows(n, [&](int64_t begin, int64_t end) {
@@ -258,32 +250,10 @@ class DecoderLayers : public torch::CustomClassHolder {
       kernels.add_rms_norm(call.mlp, begin, end);
     });
     multiply(call.gate_up);
-    for_rows(call.gate_up.columns, [&](int64_t begin, int64_t end) { kernels.act_mul(call.act, begin, end); });
+    for_rows(call.layer->gate_up.columns, [&](int64_t begin, int64_t end) { kernels.act_mul(call.act, begin, end); });
     multiply(call.down);
     if (call.post_mlp.weight)
       for_rows(n, [&](int64_t begin, int64_t end) { kernels.add_rms_norm(call.post_mlp, begin, end); });
-  }
-
-  // In blocks of rows that stay in a core's own cache while the panels pass by.
-  static void share_product(const Kernels& kernels, Team& team, const PackedProduct& product) {
-    const int64_t panels = (product.columns + product.panel_columns - 1) / product.panel_columns;
-    const int64_t num_blocks = (product.rows + kBlockRows - 1) / kBlockRows;
-    team.share(num_blocks * panels, 1, [&](int64_t begin, int64_t end) {
-      while (begin < end) {
-        const int64_t block = begin / panels, last = std::min(end, (block + 1) * panels);
-        const PackedProduct part = rows_of(product, block * kBlockRows, kernels.number_size);
-        kernels.multiply_packed(part, begin - block * panels, last - block * panels);
-        begin = last;
-      }
-    });
-  }
-
-  static PackedProduct rows_of(const PackedProduct& product, int64_t first, int64_t number_size) {
-    PackedProduct part = product;
-    part.x = (const char*)product.x + first * product.depth * number_size;
-    part.out = (char*)product.out + first * product.columns * number_size;
-    part.rows = std::min(product.rows - first, kBlockRows);
-    return part;
   }
 
   static void attend(const Kernels& kernels, Team& team, const LayerCall& call) {

@@ -166,10 +166,7 @@ Tensor multiply_int8(const Tensor& x, const Tensor& weight, const Tensor& scales
   const int64_t rows = x.size(0), depth = x.size(1), padded = weight.size(1) * 4, panels = weight.size(0);
   const Kernels& kernels = kernels_of(instruction_set, x);
   check_rows(x, x, rows, depth, "x");
-  TORCH_CHECK(weight.is_contiguous() && weight.scalar_type() == at::kChar && weight.size(2) == 32 &&
-                  weight.size(3) == 4 && padded % 64 == 0 && padded >= depth && columns > 0 &&
-                  (columns + 31) / 32 == panels,
-              "a weight of panels ", weight.sizes(), " can not take ", depth, " numbers to ", columns);
+  check_int8_panels(weight, depth, columns);
   TORCH_CHECK(kernels.multiply_int8, "set ", instruction_set, " has no products of int8");
   check_floats(scales, columns, "scales");
   check_indices<int32_t>(sums, panels * 32, "sums");

@@ -28,6 +28,9 @@ class PanelWeight:
     bias: torch.Tensor | None
     columns: int
     depth: int
+    # Of a weight of int8: the scale of each column, float32, and the sum of its numbers, int32 and padded.
+    scales: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
 
 
 class FewRows:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engine_core.model_executor.kernels.cpu_build import INSTRUCTION_SETS
+from engine_core.model_executor.kernels.few_rows import PanelWeight
 
 # As in csrc/int8.h.
 _PANEL_COLUMNS, _DEPTH_MULTIPLE, _DEPTH_NUMBERS = 32, 64, 4
@@ -55,13 +56,18 @@ class Int8Products:
             return before
         return quantized(part.weight.data)
 
-    def product(
-        self, panels: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
+    def product(self, weight: PanelWeight) -> Callable[[torch.Tensor], torch.Tensor]:
         """x [T, in] -> [T, out]."""
-        multiply, columns, instruction_set = self._multiply, len(scales), self._set
-        sums = panels.sum(dim=(1, 3), dtype=torch.int32).flatten()
+        multiply, columns, instruction_set = self._multiply, weight.columns, self._set
+        panels, scales, sums, bias = weight.panels, weight.scales, weight.sums, weight.bias
         return lambda x: multiply(x, panels, scales, sums, bias, columns, instruction_set)
+
+
+def panel_weight(values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PanelWeight:
+    """int8 [out, in] and float32 [out] as the kernel reads them."""
+    panels = int8_panels(values)
+    sums = panels.sum(dim=(1, 3), dtype=torch.int32).flatten()
+    return PanelWeight(panels, bias, columns=len(values), depth=values.shape[1], scales=scales, sums=sums)
 
 
 def int8_panels(values: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,8 @@ class FusedLayers:
         self._layers.add(
             [weight.panels for weight in weights],
             [weight.bias for weight in weights],
+            [weight.scales for weight in weights],
+            [weight.sums for weight in weights],
             [weight.depth for weight in weights],
             [weight.columns for weight in weights],
             [None if norm is None else norm.weight for norm in norms],

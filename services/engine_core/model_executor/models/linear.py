@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from engine_core.model_executor.kernels.few_rows import FewRows, PanelWeight
-from engine_core.model_executor.kernels.int8_weights import Int8Products, Int8Weight, int8_panels, values_of
+from engine_core.model_executor.kernels.int8_weights import Int8Products, Int8Weight, panel_weight, values_of
 from stepwire.errors import InvariantViolation
 
 # x [T, in], weight [out, in], bias -> [T, out]
@@ -54,10 +54,8 @@ class FusedLinear:
         bias = _joined([part.bias.data for part in parts]) if parts[0].bias is not None else None
         # Opaque to everything but its kernel.
         self._packed: torch.Tensor | None = None
-        # The same memory as the kernel for few rows reads it, where there is one.
+        # The memory as the kernels of our own read it, where there is one that does.
         self.panels: PanelWeight | None = None
-        # Panels and scales.
-        self._int8: tuple[torch.Tensor, torch.Tensor] | None = None
         if self._options.int8 is not None:
             self._product = self._quantize(self._options.int8, bias)
             return
@@ -77,14 +75,15 @@ class FusedLinear:
 
     def unpack(self) -> None:
         """Give the weights back to the module. No product may be asked for afterwards."""
-        packed, self._packed, self.panels = self._packed, None, None
-        int8, self._int8 = self._int8, None
+        packed, self._packed = self._packed, None
+        panels, self.panels = self.panels, None
         # It holds the packed form, which goes before the next one is unpacked.
         self._product = _given_back
         if packed is not None and not self._is_shared:
             self._share_out(packed.to_dense())
-        if int8 is not None and self._options.int8 is not None and not self._is_shared:
-            self._give_back(self._options.int8, *int8)
+        int8 = self._options.int8
+        if int8 is not None and panels is not None and panels.scales is not None and not self._is_shared:
+            self._give_back(int8, panels, panels.scales)
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
         packed = self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
@@ -99,17 +98,16 @@ class FusedLinear:
 
     def _quantize(self, int8: Int8Products, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
         weights = [int8.weight_of(part) for part in self._parts]
-        panels = int8_panels(_joined([weight.values for weight in weights]))
         scales = _joined([weight.scales for weight in weights])
-        self._int8 = panels, scales
+        self.panels = panel_weight(_joined([weight.values for weight in weights]), scales, bias)
         self._empty_parts()
-        return int8.product(panels, scales, bias)
+        return int8.product(self.panels)
 
-    def _give_back(self, int8: Int8Products, panels: torch.Tensor, scales: torch.Tensor) -> None:
+    def _give_back(self, int8: Int8Products, weight: PanelWeight, scales: torch.Tensor) -> None:
         sizes = [part.out_features for part in self._parts]
-        values = values_of(panels, len(scales), self._parts[0].in_features)
-        for part, *weight in zip(self._parts, torch.split(values, sizes), torch.split(scales, sizes), strict=True):
-            int8.given_back[part] = Int8Weight(*weight)
+        values = values_of(weight.panels, weight.columns, weight.depth)
+        for part, *of_part in zip(self._parts, torch.split(values, sizes), torch.split(scales, sizes), strict=True):
+            int8.given_back[part] = Int8Weight(*of_part)
             part.weight.data = int8.given_back[part].dense(part.weight.dtype)
 
     def _empty_parts(self) -> None:
