@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -96,6 +97,11 @@ class FrontendSettings(Settings):
         0.0, ge=0, description="On SIGTERM: wait before refusing, so that balancers notice; 5 is right in Kubernetes."
     )
     drain_timeout_s: float = Field(30.0, ge=0, description="On SIGTERM: time for running requests; 0 = abort at once.")
+    vllm_compat: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="Serve vllm.grpc.engine.VllmEngine too, for gateways that speak it; auto = when the package "
+        "smg-grpc-proto is installed.",
+    )
     owner: Literal["none", "parent"] = Field(
         "none", description="parent: end when the parent process goes (a pipe on stdin reaches its end)."
     )
@@ -110,6 +116,14 @@ class FrontendSettings(Settings):
         return [part.strip() for part in self.engine_endpoints.split(",") if part.strip()]
 
     @property
+    def serves_vllm_compat(self) -> bool:
+        """Whether the servicer for gateways is there. Raises ValueError when it must be and its package is not."""
+        has_package = find_spec("smg_grpc_proto") is not None
+        if self.vllm_compat == "on" and not has_package:
+            raise ValueError("--vllm-compat on needs the package smg-grpc-proto: pip install 'stepwire[compat]'")
+        return self.vllm_compat != "off" and has_package
+
+    @property
     def chat_options(self) -> ChatOptions:
         """How conversations are rendered and answers read."""
         return ChatOptions(
@@ -118,6 +132,11 @@ class FrontendSettings(Settings):
             reasoning_parser=self.reasoning_parser,
             allows_request_template=self.allow_request_chat_template,
         )
+
+    @model_validator(mode="after")
+    def _check_compat(self) -> FrontendSettings:
+        _ = self.serves_vllm_compat
+        return self
 
     @model_validator(mode="after")
     def _check_chat(self) -> FrontendSettings:

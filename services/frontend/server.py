@@ -6,6 +6,11 @@ restarted; the services that need an engine are SERVING while at least one is.
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
 import grpc.aio
 
 from frontend.api.authorizing import AuthorizingInterceptor
@@ -37,7 +42,6 @@ _SERVICES = tuple(
     for service in module.DESCRIPTOR.services_by_name.values()
 )
 SERVICE_NAMES = tuple(service.full_name for service in _SERVICES)
-METHODS = tuple(f"/{service.full_name}/{method.name}" for service in _SERVICES for method in service.methods)
 HEALTH_METHODS = ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
 
 
@@ -45,8 +49,11 @@ class PublicServer:
     """`bind`, `start`, `stop`; `health` is set from outside."""
 
     def __init__(self, frontend: LLMFrontend, metrics: FrontendMetrics, *, enable_reflection: bool) -> None:
-        metrics.expect_methods((*METHODS, *HEALTH_METHODS))
-        self.health = AioHealth(SERVICE_NAMES)
+        compat = _load_compat() if frontend.settings.serves_vllm_compat else None
+        services = [*_SERVICES, compat.SERVICE] if compat is not None else _SERVICES
+        self._service_names = tuple(service.full_name for service in services)
+        metrics.expect_methods((*_methods(services), *HEALTH_METHODS))
+        self.health = AioHealth(self._service_names)
         self._server = grpc.aio.server(
             interceptors=[
                 CountingInterceptor(metrics),
@@ -61,9 +68,11 @@ class PublicServer:
             TokenizationService(frontend), self._server
         )
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(frontend), self._server)
+        if compat is not None:
+            compat.add_to(self._server, frontend)
         self.health.add_to(self._server)
         if enable_reflection:
-            grpc_server.enable_reflection(self._server, SERVICE_NAMES)
+            grpc_server.enable_reflection(self._server, self._service_names)
 
     def bind(self, host: str, port: int, tls: TlsFiles | None = None) -> int:
         """Listen; returns the port. Raises BindError."""
@@ -75,10 +84,19 @@ class PublicServer:
 
     async def set_serving(self, is_serving: bool) -> None:
         """Whether an engine can be reached: the health of every public service."""
-        for name in SERVICE_NAMES:
+        for name in self._service_names:
             await self.health.set_serving(name, is_serving)
 
     async def stop(self, grace_s: float) -> None:
         """Close the listener; what still runs after the grace ends UNAVAILABLE. Watches end at once."""
         self.health.end_watches()
         await self._server.stop(grace_s)
+
+
+def _load_compat() -> ModuleType:
+    """Only where it is served: its messages are in a package that is optional."""
+    return importlib.import_module("frontend.api.compat.vllm_engine")
+
+
+def _methods(services: Iterable[Any]) -> Iterator[str]:
+    return (f"/{service.full_name}/{method.name}" for service in services for method in service.methods)

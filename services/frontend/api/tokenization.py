@@ -10,11 +10,11 @@ from functools import partial
 
 from frontend.api.answering import Context, answers_errors, caller_of, client_class_of
 from frontend.api.streaming import writing
+from frontend.api.tokenizer_chunks import tokenizer_chunks
 from frontend.chat.preparation import with_fields
 from frontend.chat.service import prepare_in_thread
 from frontend.llm_frontend import LLMFrontend
 from frontend.tokenizer import Encoding, Tokenizer
-from stepwire import tokenizer_archive
 from stepwire.errors import FieldViolation, InvalidRequestError
 from stepwire.v1 import tokenization_service_pb2 as pb
 from stepwire.v1 import tokenization_service_pb2_grpc as pb_grpc
@@ -69,15 +69,11 @@ class TokenizationService(pb_grpc.TokenizationServiceServicer):
     ) -> None:
         with self._frontend.tokenization(caller_of(context), client_class_of(context)) as model:
             model.input_processor.check_model(request.model)
-            archive = model.tokenizer_archive
-            sha256 = await model.input_processor.in_thread(partial(tokenizer_archive.sha256, archive))
+            chunks = await tokenizer_chunks(model)
         # Without a permit: all calls send the same bytes, and a slow reader keeps nobody out.
-        starts = range(0, len(archive), tokenizer_archive.CHUNK_BYTES)
         with writing():
-            for start in starts:
-                data = archive[start : start + tokenizer_archive.CHUNK_BYTES]
-                is_last = start == starts[-1]
-                await context.write(pb.GetTokenizerResponse(data=data, sha256=sha256 if is_last else ""))
+            for data, sha256 in chunks:
+                await context.write(pb.GetTokenizerResponse(data=data, sha256=sha256))
 
 
 def encode_chat(text: str, tokenizer: Tokenizer) -> pb.RenderChatResponse:
