@@ -143,6 +143,7 @@ async def test_logprobs_of_prompt_and_output(gateway):
     assert list(complete.output_logprobs.token_ids) == list(complete.output_ids)
     assert len(complete.output_logprobs.token_logprobs) == 4
     assert not complete.HasField("input_logprobs")
+    assert len((await complete_of(gateway, ask(prompt_logprobs=0))).input_logprobs.token_logprobs) == 3
 
 
 async def test_zeros_of_plain_scalars_are_off(gateway, engine: FakeEngine):
