@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
 
 ENV_PREFIX = "STEPWIRE_"
-# Variables of the Makefile and the tests; no setting of a service.
-_FOREIGN = frozenset({"STEPWIRE_REQUIRE_ALL", "STEPWIRE_REQUIRE_ROOT"})
+# Variables of the Makefile, the tests and the `stepwire` command; no setting of a service.
+_FOREIGN = frozenset({"STEPWIRE_REQUIRE_ALL", "STEPWIRE_REQUIRE_ROOT", "STEPWIRE_TOKEN"})
 
 S = TypeVar("S", bound="Settings")
 

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import grpc
 
-from stepwire import grpc_options
 from stepwire.v1 import admin_service_pb2_grpc
+from stepwire_client.credentials import NO_CREDENTIALS, Credentials
 from stepwire_client.errors import CallError
 
 DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"
@@ -21,15 +21,16 @@ DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"
 class AdminClient:
     """`stub` has the RPCs; `call` makes one and turns its failure into CallError."""
 
-    def __init__(self, target: str = DEFAULT_ADMIN_TARGET) -> None:
+    def __init__(self, target: str = DEFAULT_ADMIN_TARGET, *, credentials: Credentials = NO_CREDENTIALS) -> None:
         self.target = target
-        self._channel = grpc.insecure_channel(target, options=grpc_options.CLIENT_CHANNEL)
+        self._channel = credentials.channel(target)
+        self._metadata = credentials.metadata
         self.stub = admin_service_pb2_grpc.AdminServiceStub(self._channel)
 
     def call(self, rpc: Any, request: Any, *, timeout_s: float | None = None) -> Any:
         """The response of `client.call(client.stub.Pause, PauseRequest(...))`; raises CallError."""
         try:
-            return rpc(request, timeout=timeout_s)
+            return rpc(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise CallError.from_rpc_error(error) from error
 

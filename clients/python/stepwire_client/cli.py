@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from stepwire_client import cli_admin, cli_bench, cli_chat, cli_generate, cli_input, cli_printing
+from stepwire_client import cli_admin, cli_bench, cli_chat, cli_credentials, cli_generate, cli_input, cli_printing
 from stepwire_client import cli_options as opt
 from stepwire_client.cli_session import FAILED, connected
 from stepwire_client.client import DEFAULT_TARGET, GENERATION_SERVICE
@@ -22,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.callback()(cli_credentials.remember)
 app.command()(cli_generate.generate)
 app.command()(cli_chat.chat)
 app.command()(cli_bench.bench)

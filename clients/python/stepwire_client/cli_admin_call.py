@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from stepwire.v1 import admin_service_pb2 as pb
-from stepwire_client import cli_admin_tables, cli_printing
+from stepwire_client import cli_admin_tables, cli_credentials, cli_printing
 from stepwire_client.admin_client import AdminClient
 from stepwire_client.cli_session import FAILED, reported
 
@@ -22,7 +22,7 @@ DEFAULT_TIMEOUT_S = 60.0
 
 def run(method: str, request: Any, target: str, timeout: float, json: bool) -> None:
     """Make one call and show its response. Exit 1 when it, or an engine, failed."""
-    with reported(target, timeout), AdminClient(target) as client:
+    with reported(target, timeout), AdminClient(target, credentials=cli_credentials.current()) as client:
         response = client.call(getattr(client.stub, method), request, timeout_s=timeout)
         if json:
             cli_printing.write_json(response)

@@ -13,9 +13,10 @@ from pathlib import Path
 import typer
 
 from stepwire_client import cli_bench_options as opt
-from stepwire_client import cli_bench_table, cli_options, cli_printing
+from stepwire_client import cli_bench_table, cli_credentials, cli_options, cli_printing
 from stepwire_client.cli_session import FAILED, connected, reported
 from stepwire_client.client import DEFAULT_TARGET
+from stepwire_client.credentials import Credentials
 from stepwire_client.load import plan as load_plan
 from stepwire_client.load.grpc_target import GrpcTarget
 from stepwire_client.load.plan import Plan
@@ -69,7 +70,9 @@ def bench(
     warm_ups = synthetic(input_lengths, _WARM_UP_ANSWER, 0, vocab_size, f"warm-up {seed}")
     plan = Plan(loads, requests, list(islice(warm_ups, warm_up)), num_requests, repetitions, repeat_requests, seed)
     make_target = partial(_http_target if url else GrpcTarget, url or target)
-    connect = partial(make_target, model=model, ignore_eos=ignore_eos, timeout_s=timeout)
+    connect = partial(
+        make_target, model=model, ignore_eos=ignore_eos, timeout_s=timeout, credentials=cli_credentials.current()
+    )
     names: Row = {"label": label or url or target, "kind": "random" if given is None else kind}
     with reported(target, timeout):
         _report(asyncio.run(_measure(plan, connect, names, writes_lines=json)), is_shown=not json)
@@ -90,12 +93,12 @@ def _vocab_size(target: str, model: str) -> int:
     return sizes[0]
 
 
-def _http_target(url: str, *, model: str, ignore_eos: bool, timeout_s: float) -> Target:
+def _http_target(url: str, *, model: str, ignore_eos: bool, timeout_s: float, credentials: Credentials) -> Target:
     try:
         from stepwire_client.load.http_target import HttpTarget
     except ImportError as error:
         raise typer.BadParameter(f"--url needs {error.name}: pip install 'stepwire[bench]'") from error
-    return HttpTarget(url, model=model, ignore_eos=ignore_eos, timeout_s=timeout_s)
+    return HttpTarget(url, model=model, ignore_eos=ignore_eos, timeout_s=timeout_s, credentials=credentials)
 
 
 async def _measure(plan: Plan, connect: Callable[[], Target], names: Row, *, writes_lines: bool) -> list[Row]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
-from stepwire_client import cli_printing
+from stepwire_client import cli_credentials, cli_printing
 from stepwire_client.client import Client
 from stepwire_client.errors import CallError
 
@@ -18,8 +18,12 @@ INTERRUPTED = 130
 @contextmanager
 def connected(target: str, timeout_s: float | None = None, client_class: str = "") -> Iterator[Client]:
     """A client for the body; `timeout_s` is what the user gave, for the message when it has passed."""
-    with reported(target, timeout_s), Client(target, client_class=client_class) as client:
+    with reported(target, timeout_s), _client(target, client_class) as client:
         yield client
+
+
+def _client(target: str, client_class: str) -> Client:
+    return Client(target, client_class=client_class, credentials=cli_credentials.current())
 
 
 @contextmanager

@@ -7,14 +7,12 @@ in one place. It never retries a stream by itself: after Accepted a repeat would
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from stepwire import grpc_options
 from stepwire.v1 import (
     chat_service_pb2,
     chat_service_pb2_grpc,
@@ -25,6 +23,7 @@ from stepwire.v1 import (
     tokenization_service_pb2,
     tokenization_service_pb2_grpc,
 )
+from stepwire_client.credentials import NO_CREDENTIALS, Credentials, Metadata
 from stepwire_client.errors import CallError
 
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -40,11 +39,14 @@ Response = TypeVar("Response")
 class Client:
     """One channel to one server. Every failed call raises CallError."""
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, client_class: str = "") -> None:
+    def __init__(
+        self, target: str = DEFAULT_TARGET, *, client_class: str = "", credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
         """`client_class`: whose share of the engines the generations use; empty = that of all without one."""
         self.target = target
-        self._metadata = ((CLIENT_CLASS_KEY, client_class),) if client_class else ()
-        self._channel = grpc.insecure_channel(target, options=grpc_options.CLIENT_CHANNEL)
+        self._token = credentials.metadata
+        self._metadata = (*self._token, *(((CLIENT_CLASS_KEY, client_class),) if client_class else ()))
+        self._channel = credentials.channel(target)
         self._generation = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
         self._chat = chat_service_pb2_grpc.ChatServiceStub(self._channel)
         self._tokenization = tokenization_service_pb2_grpc.TokenizationServiceStub(self._channel)
@@ -55,35 +57,35 @@ class Client:
         self, request: generation_service_pb2.GenerateRequest, *, timeout_s: float | None = None
     ) -> Generator[generation_service_pb2.GenerateStreamResponse, None, None]:
         """Accepted, then deltas, then one Finished per choice. Closing the generator aborts the request."""
-        yield from _stream(partial(self._generation.GenerateStream, metadata=self._metadata), request, timeout_s)
+        yield from _stream(self._generation.GenerateStream, request, timeout_s, self._metadata)
 
     def generate(
         self, request: generation_service_pb2.GenerateRequest, *, timeout_s: float | None = None
     ) -> generation_service_pb2.GenerateResponse:
         """The whole answer at once."""
-        return _call(partial(self._generation.Generate, metadata=self._metadata), request, timeout_s)
+        return _call(self._generation.Generate, request, timeout_s, self._metadata)
 
     def chat_stream(
         self, request: chat_service_pb2.ChatRequest, *, timeout_s: float | None = None
     ) -> Generator[chat_service_pb2.ChatStreamResponse, None, None]:
         """Accepted, then deltas, then one Finished per choice. Closing the generator aborts the request."""
-        yield from _stream(partial(self._chat.ChatStream, metadata=self._metadata), request, timeout_s)
+        yield from _stream(self._chat.ChatStream, request, timeout_s, self._metadata)
 
     def chat(
         self, request: chat_service_pb2.ChatRequest, *, timeout_s: float | None = None
     ) -> chat_service_pb2.ChatResponse:
         """The whole message of each choice at once; it can go into the next request as it is."""
-        return _call(partial(self._chat.Chat, metadata=self._metadata), request, timeout_s)
+        return _call(self._chat.Chat, request, timeout_s, self._metadata)
 
     def render_chat(self, request: chat_service_pb2.ChatRequest) -> tokenization_service_pb2.RenderChatResponse:
         """The prompt that a chat would send to the engine, as text and token ids."""
         message = tokenization_service_pb2.RenderChatRequest(chat=request)
-        return _call(self._tokenization.RenderChat, message, LOOKUP_TIMEOUT_S)
+        return _call(self._tokenization.RenderChat, message, LOOKUP_TIMEOUT_S, self._token)
 
     def abort(self, request_ids: Sequence[str]) -> generation_service_pb2.AbortResponse:
         """End requests by id; unknown and finished ids are no error."""
         request = generation_service_pb2.AbortRequest(request_ids=request_ids)
-        return _call(self._generation.Abort, request, LOOKUP_TIMEOUT_S)
+        return _call(self._generation.Abort, request, LOOKUP_TIMEOUT_S, self._token)
 
     def tokenize(
         self,
@@ -97,21 +99,24 @@ class Client:
         request = tokenization_service_pb2.TokenizeRequest(
             model=model, texts=texts, add_special_tokens=add_special_tokens, return_offsets=return_offsets
         )
-        return _call(self._tokenization.Tokenize, request, LOOKUP_TIMEOUT_S)
+        return _call(self._tokenization.Tokenize, request, LOOKUP_TIMEOUT_S, self._token)
 
     def tokenizer_archive(self, model: str = "") -> bytes:
         """The model's tokenizer files as a zip archive; its SHA-256 is Model.tokenizer_sha256."""
         request = tokenization_service_pb2.GetTokenizerRequest(model=model)
-        return b"".join(piece.data for piece in _stream(self._tokenization.GetTokenizer, request, DOWNLOAD_TIMEOUT_S))
+        pieces = _stream(self._tokenization.GetTokenizer, request, DOWNLOAD_TIMEOUT_S, self._token)
+        return b"".join(piece.data for piece in pieces)
 
     def models(self) -> Sequence[model_service_pb2.Model]:
         """Everything that GenerateRequest.model accepts."""
-        return _call(self._models.ListModels, model_service_pb2.ListModelsRequest(), LOOKUP_TIMEOUT_S).models
+        request = model_service_pb2.ListModelsRequest()
+        return _call(self._models.ListModels, request, LOOKUP_TIMEOUT_S, self._token).models
 
     def health(self, service: str = GENERATION_SERVICE, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> bool:
         """Whether the service is SERVING; the empty name asks about the process itself."""
         request = health_pb2.HealthCheckRequest(service=service)
-        return bool(_call(self._health.Check, request, timeout_s).status == health_pb2.HealthCheckResponse.SERVING)
+        response = _call(self._health.Check, request, timeout_s, self._token)
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
         """Cancels every call that still runs."""
@@ -126,17 +131,17 @@ class Client:
         self.close()
 
 
-def _call(method: Callable[..., Response], request: Any, timeout_s: float | None) -> Response:
+def _call(method: Callable[..., Response], request: Any, timeout_s: float | None, metadata: Metadata) -> Response:
     try:
-        return method(request, timeout=timeout_s)
+        return method(request, timeout=timeout_s, metadata=metadata)
     except grpc.RpcError as error:
         raise CallError.from_rpc_error(error) from error
 
 
 def _stream(
-    method: Callable[..., Iterable[Response]], request: Any, timeout_s: float | None
+    method: Callable[..., Iterable[Response]], request: Any, timeout_s: float | None, metadata: Metadata
 ) -> Generator[Response, None, None]:
-    call: Any = method(request, timeout=timeout_s)
+    call: Any = method(request, timeout=timeout_s, metadata=metadata)
     try:
         yield from call
     except grpc.RpcError as error:

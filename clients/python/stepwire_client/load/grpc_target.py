@@ -10,8 +10,8 @@ import time
 
 import grpc.aio
 
-from stepwire import grpc_options
 from stepwire.v1 import common_pb2, generation_service_pb2, generation_service_pb2_grpc
+from stepwire_client.credentials import NO_CREDENTIALS, Credentials
 from stepwire_client.errors import CallError
 from stepwire_client.load.reply import Reply, RequestFailed
 from stepwire_client.load.workload import LoadRequest
@@ -22,15 +22,18 @@ _COMPLETE = {common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH}
 class GrpcTarget:
     """One channel to one frontend; greedy requests."""
 
-    def __init__(self, target: str, *, model: str, ignore_eos: bool, timeout_s: float) -> None:
+    def __init__(
+        self, target: str, *, model: str, ignore_eos: bool, timeout_s: float, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
         self._model = model
         self._ignore_eos = ignore_eos
         self._timeout_s = timeout_s
-        self._channel = grpc.aio.insecure_channel(target, options=grpc_options.CLIENT_CHANNEL)
+        self._channel = credentials.aio_channel(target)
+        self._metadata = credentials.metadata
         self._stub = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
 
     async def complete(self, request: LoadRequest, reply: Reply) -> None:
-        call = self._stub.GenerateStream(self._message(request), timeout=self._timeout_s)
+        call = self._stub.GenerateStream(self._message(request), timeout=self._timeout_s, metadata=self._metadata)
         note, now, finished = reply.chunk_times.append, time.perf_counter, None
         try:
             async for response in call:

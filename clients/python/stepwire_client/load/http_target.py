@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 from aiohttp.http import HttpProcessingError
 
+from stepwire_client.credentials import Credentials
 from stepwire_client.load.reply import Reply, RequestFailed
 from stepwire_client.load.workload import LoadRequest
 
@@ -22,7 +23,7 @@ _COMPLETE = {"stop", "length"}
 class HttpTarget:
     """One session with one server; greedy requests with prompts as token ids. Made inside the event loop."""
 
-    def __init__(self, url: str, *, model: str, ignore_eos: bool, timeout_s: float) -> None:
+    def __init__(self, url: str, *, model: str, ignore_eos: bool, timeout_s: float, credentials: Credentials) -> None:
         self._url = url.rstrip("/") + "/v1/completions"
         self._fields: dict[str, Any] = {
             "model": model,
@@ -32,8 +33,10 @@ class HttpTarget:
             "stream_options": {"include_usage": True},
         }
         # The load bounds the number of connections, and nothing here may queue requests behind its back.
-        connector = aiohttp.TCPConnector(limit=0)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=timeout_s))
+        connector = aiohttp.TCPConnector(limit=0, ssl=credentials.ssl_context() if credentials.has_tls else True)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=timeout_s), headers=dict(credentials.metadata)
+        )
 
     async def complete(self, request: LoadRequest, reply: Reply) -> None:
         body = {**self._fields, "prompt": list(request.prompt_token_ids), "max_tokens": request.max_tokens}
