@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from frontend.api.openai_http.answering_http import error_response
+from frontend.api.openai_http.chat_page_files import ChatPage
 from frontend.api.openai_http.counting_http import CountingMiddleware
 from frontend.api.openai_http.errors import CLIENT_CLOSED_REQUEST, error_body, http_phrase
 from frontend.api.openai_http.generation_routes import GenerationRoutes
@@ -34,6 +35,8 @@ def build_app(frontend: LLMFrontend, metrics: FrontendMetrics, is_ready: Callabl
     generation, service = GenerationRoutes(frontend), ServiceRoutes(frontend, is_ready)
     app.include_router(generation.router)
     app.include_router(service.router)
+    if frontend.settings.chat_page:
+        app.mount("/chat", ChatPage())
     _describe_bodies(app, [*generation.body_types, *service.body_types])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
