@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stepwire.v1 import (
     chat_service_pb2,
     chat_service_pb2_grpc,
+    common_pb2,
     generation_service_pb2,
     generation_service_pb2_grpc,
     model_service_pb2,
@@ -100,6 +101,17 @@ class Client:
             model=model, texts=texts, add_special_tokens=add_special_tokens, return_offsets=return_offsets
         )
         return _call(self._tokenization.Tokenize, request, LOOKUP_TIMEOUT_S, self._token)
+
+    def detokenize(
+        self, sequences: Sequence[Sequence[int]], *, model: str = "", skip_special_tokens: bool = True
+    ) -> tokenization_service_pb2.DetokenizeResponse:
+        """One text for each list of token ids, in order."""
+        request = tokenization_service_pb2.DetokenizeRequest(
+            model=model,
+            sequences=[common_pb2.TokenIds(ids=ids) for ids in sequences],
+            skip_special_tokens=skip_special_tokens,
+        )
+        return _call(self._tokenization.Detokenize, request, LOOKUP_TIMEOUT_S, self._token)
 
     def tokenizer_archive(self, model: str = "") -> bytes:
         """The model's tokenizer files as a zip archive; its SHA-256 is Model.tokenizer_sha256."""
