@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	v1 "stepwire/v1"
@@ -94,7 +95,7 @@ func (s *ResumingStream) note(message *v1.GenerateStreamResponse) bool {
 func (s *ResumingStream) reopen(failure error) error {
 	for s.canResume(failure) {
 		if err := s.wait(failure); err != nil {
-			return failure
+			return asError(status.FromContextError(err).Err())
 		}
 		s.resumes++
 		stream, err := s.client.GenerateStream(s.ctx, s.request, s.options...)

@@ -130,6 +130,8 @@ def _built(language: str) -> list[str]:
 # The commands; one that can not run here skips the test and says why.
 RUNNERS: dict[str, Callable[[], list[str]]] = {
     "python": lambda: _python("python_runner.py"),
+    "go": lambda: _built("go"),
+    "cpp": lambda: _built("cpp"),
 }
 
 

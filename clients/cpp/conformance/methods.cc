@@ -30,8 +30,8 @@ Method Unary(Response (Client::*method)(const Request&, const CallOptions&) cons
 }
 
 // What comes behind a cancellation is not the caller's any more.
-template <class Message>
-void ReceiveAll(stepwire::Stream<Message> stream, const Receive& receive) {
+template <class Message, class AnyStream>
+void ReceiveAll(AnyStream stream, const Receive& receive) {
   Message message;
   bool is_wanted = true;
   while (stream.Next(&message)) {
@@ -43,15 +43,17 @@ void ReceiveAll(stepwire::Stream<Message> stream, const Receive& receive) {
 }
 
 void GenerateStream(const Client& client, const Call& call, const Receive& receive) {
+  using Message = v1::GenerateStreamResponse;
   const auto request = Parse<v1::GenerateRequest>(call);
-  if (!call.resume) return ReceiveAll(client.GenerateStream(request, call.options), receive);
-  auto stream = client.GenerateResuming(request, kMaxResumes, call.options);
-  v1::GenerateStreamResponse message;
-  while (stream.Next(&message)) receive(message);
+  if (call.resume) {
+    ReceiveAll<Message>(client.GenerateResuming(request, kMaxResumes, call.options), receive);
+  } else {
+    ReceiveAll<Message>(client.GenerateStream(request, call.options), receive);
+  }
 }
 
 void ChatStream(const Client& client, const Call& call, const Receive& receive) {
-  ReceiveAll(client.ChatStream(Parse<v1::ChatRequest>(call), call.options), receive);
+  ReceiveAll<v1::ChatStreamResponse>(client.ChatStream(Parse<v1::ChatRequest>(call), call.options), receive);
 }
 
 const std::map<std::string, Method>& Methods() {

@@ -67,6 +67,10 @@ func (c *call) make(client *stepwire.Client, method method) (*result, error) {
 	}
 	var trailers metadata.MD
 	received := func(message proto.Message) error {
+		if ctx.Err() == context.Canceled {
+			// What comes behind a cancellation is not the caller's any more.
+			return nil
+		}
 		text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(message)
 		made.Messages = append(made.Messages, text)
 		if len(made.Messages) == c.CancelAfterMessages {

@@ -24,6 +24,9 @@ class ResumingStream {
   // The index of the messages counts over all streams.
   bool Next(v1::GenerateStreamResponse* message);
 
+  // Ends the call: Next() throws CANCELLED. Not while another thread is in Next().
+  void Cancel() { stream_.Cancel(); }
+
  private:
   // Keeps what a resumption needs of a message; whether the caller has yet to see it.
   bool Note(const v1::GenerateStreamResponse& message);
