@@ -1,6 +1,6 @@
 """The programs that make the calls of a conformance test: one for each client, all with the same lines in and out.
 
-A runner is started as `RUNNER TARGET [CA_FILE]`, reads one call as JSON a line and answers one JSON line, in order, until
+A runner is started as `RUNNER TARGET [CA_FILE]`, reads one call as JSON a line and answers one JSON line, in order, till
 its input ends. It knows no expectation: those are in scenarios.yaml and in the tests.
 """
 
@@ -54,6 +54,7 @@ class Reply:
     error_metadata: Mapping[str, str] = field(default_factory=dict)
     retry_delay_ms: int = 0
     field_violations: list[Mapping[str, str]] = field(default_factory=list)
+    quota_violations: list[Mapping[str, str]] = field(default_factory=list)
     trailers: Mapping[str, str] = field(default_factory=dict)
     pushback_ms: int | None = None
 
@@ -130,6 +131,7 @@ def _built(language: str) -> list[str]:
 # The commands; one that can not run here skips the test and says why.
 RUNNERS: dict[str, Callable[[], list[str]]] = {
     "python": lambda: _python("python_runner.py"),
+    "node": _node,
 }
 
 
