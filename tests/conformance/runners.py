@@ -1,14 +1,13 @@
 """The programs that make the calls of a conformance test: one for each client, all with the same lines in and out.
 
-A runner is started as `RUNNER TARGET [CA_FILE]`, reads one call as JSON a line and answers one JSON line, in order, until
-its input ends. It knows no expectation: those are in scenarios.yaml and in the tests.
+A runner is started as `RUNNER TARGET [CA_FILE]`, reads one call as JSON a line and answers one JSON line, in order,
+until its input ends. It knows no expectation: those are in scenarios.yaml and in the tests.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ import pytest
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
+import skips
 from stepwire.v1 import chat_service_pb2 as chat
 from stepwire.v1 import generation_service_pb2 as generation
 from stepwire.v1 import model_service_pb2 as models
@@ -54,6 +54,7 @@ class Reply:
     error_metadata: Mapping[str, str] = field(default_factory=dict)
     retry_delay_ms: int = 0
     field_violations: list[Mapping[str, str]] = field(default_factory=list)
+    quota_violations: list[Mapping[str, str]] = field(default_factory=list)
     trailers: Mapping[str, str] = field(default_factory=dict)
     pushback_ms: int | None = None
 
@@ -112,12 +113,16 @@ def _python(script: str) -> list[str]:
     return [sys.executable, str(HERE / script)]
 
 
+def node_program(package: str) -> list[str]:
+    """The command of node, if this npm package is installed for the tests; otherwise the test is skipped."""
+    node = skips.require_program("node", how="make system-deps")
+    if not (ROOT / "node_modules" / package).is_dir():
+        pytest.skip(f"needs the npm package {package}: make system-deps")
+    return [node]
+
+
 def _node() -> list[str]:
-    script = ROOT / "clients" / "node" / "conformance.js"
-    node = shutil.which("node")
-    if node is None or not (ROOT / "node_modules" / "@grpc" / "grpc-js").is_dir():
-        pytest.skip("needs node and its packages: make system-deps")
-    return [node, str(script)]
+    return [*node_program("@grpc/grpc-js"), str(ROOT / "clients" / "node" / "conformance.js")]
 
 
 def _built(language: str) -> list[str]:
@@ -130,6 +135,7 @@ def _built(language: str) -> list[str]:
 # The commands; one that can not run here skips the test and says why.
 RUNNERS: dict[str, Callable[[], list[str]]] = {
     "python": lambda: _python("python_runner.py"),
+    "node": _node,
     "go": lambda: _built("go"),
     "cpp": lambda: _built("cpp"),
 }
