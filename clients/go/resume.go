@@ -13,56 +13,83 @@ import (
 	v1 "stepwire/v1"
 )
 
-// firstBackoff is the wait before the first resumption where the server does not say one; it doubles each time.
-const firstBackoff = 100 * time.Millisecond
+// The waits before a resumption where the server does not say how long: doubled each time, up to a limit.
+const (
+	firstBackoff = 200 * time.Millisecond
+	maxBackoff   = 5 * time.Second
+)
 
-// ResumingStream is a generation that outlives broken streams.
-type ResumingStream struct {
+// ResumingStream is a generation that outlives broken streams. When its stream breaks after Accepted (the server went
+// away, or gave up on a client that was too slow) it is opened again where it broke: with the tokens received so far
+// and the seed of Accepted, so that the answer is the one of an unbroken stream, sampled or not, and no text comes
+// twice. Deltas carry token ids whatever the request says. Only answers of one choice can be resumed. The context's
+// deadline holds for all streams together; the usage counts what the last one generated.
+type ResumingStream[Message proto.Message] struct {
 	ctx        context.Context
-	client     *Client
-	options    []grpc.CallOption
-	request    *v1.GenerateRequest
+	open       func() (receiver[Message], error)
+	read       func(Message) event
+	request    requestFields
 	maxResumes int
-	resumes    int
-	stream     v1.GenerationService_GenerateStreamClient
+	numResumes int
+	stream     receiver[Message]
 	isAccepted bool
 	isPrompted bool
 	numSent    uint64
 }
 
-// GenerateResuming streams like GenerateStream. When the stream breaks after Accepted (the server went away, or gave up
-// on a client that was too slow) it is opened again, at most maxResumes times, where it broke: with the tokens received
-// so far and the seed of Accepted, so that the answer is the one of an unbroken stream. Deltas carry token ids whatever
-// the request says. Only requests of one choice can be resumed. The usage counts what the last stream generated.
+// GenerateResuming streams like GenerateStream, over broken streams, of which it opens at most maxResumes again.
 func (c *Client) GenerateResuming(
 	ctx context.Context, request *v1.GenerateRequest, maxResumes int, options ...grpc.CallOption,
-) (*ResumingStream, error) {
+) (*ResumingStream[*v1.GenerateStreamResponse], error) {
 	request = proto.Clone(request).(*v1.GenerateRequest)
-	if request.Output == nil {
-		request.Output = &v1.OutputOptions{}
+	fields := requestFields{
+		&request.RequestId, &request.Sampling, &request.Output, &request.ResumeOutputTokenIds, request.GetStop(),
 	}
-	request.Output.TokenIds = true
-	stream, err := c.GenerateStream(ctx, request, options...)
+	open := func() (receiver[*v1.GenerateStreamResponse], error) {
+		return c.GenerateStream(ctx, request, options...)
+	}
+	return resuming(ctx, open, readGeneration, fields, maxResumes)
+}
+
+// ChatResuming streams like ChatStream, over broken streams, of which it opens at most maxResumes again.
+func (c *Client) ChatResuming(
+	ctx context.Context, request *v1.ChatRequest, maxResumes int, options ...grpc.CallOption,
+) (*ResumingStream[*v1.ChatStreamResponse], error) {
+	request = proto.Clone(request).(*v1.ChatRequest)
+	fields := requestFields{
+		&request.RequestId, &request.Sampling, &request.Output, &request.ResumeOutputTokenIds, request.GetStop(),
+	}
+	open := func() (receiver[*v1.ChatStreamResponse], error) { return c.ChatStream(ctx, request, options...) }
+	return resuming(ctx, open, readChat, fields, maxResumes)
+}
+
+func resuming[Message proto.Message](
+	ctx context.Context, open func() (receiver[Message], error), read func(Message) event, request requestFields,
+	maxResumes int,
+) (*ResumingStream[Message], error) {
+	request.fill()
+	stream, err := open()
 	if err != nil {
 		return nil, err
 	}
-	return &ResumingStream{
-		ctx: ctx, client: c, options: options, request: request, maxResumes: maxResumes, stream: stream,
+	return &ResumingStream[Message]{
+		ctx: ctx, open: open, read: read, request: request, maxResumes: maxResumes, stream: stream,
 	}, nil
 }
 
-// Recv gives the next message, or io.EOF after the last one. Its index counts over all streams.
-func (s *ResumingStream) Recv() (*v1.GenerateStreamResponse, error) {
+// Recv gives the next message, or io.EOF after the last one. The index of the messages counts over all streams.
+func (s *ResumingStream[Message]) Recv() (Message, error) {
 	for {
 		message, err := s.stream.Recv()
 		if err != nil {
 			if err = s.reopen(err); err != nil {
-				return nil, err
+				return message, err
 			}
 			continue
 		}
-		if s.note(message) {
-			message.Index = s.numSent
+		event := s.read(message)
+		if s.note(event) {
+			*event.index = s.numSent
 			s.numSent++
 			return message, nil
 		}
@@ -70,35 +97,29 @@ func (s *ResumingStream) Recv() (*v1.GenerateStreamResponse, error) {
 }
 
 // note keeps what a resumption needs of a message, and reports whether the caller has yet to see it.
-func (s *ResumingStream) note(message *v1.GenerateStreamResponse) bool {
+func (s *ResumingStream[Message]) note(event event) bool {
 	isNew := true
-	switch event := message.Event.(type) {
-	case *v1.GenerateStreamResponse_Accepted_:
+	if event.accepted != nil {
 		isNew, s.isAccepted = !s.isAccepted, true
-		if s.request.Sampling == nil {
-			s.request.Sampling = &v1.SamplingParams{}
-		}
-		s.request.Sampling.Seed = proto.Int64(event.Accepted.Seed)
-	case *v1.GenerateStreamResponse_Prompt:
-		isNew, s.isPrompted = !s.isPrompted, true
-	case *v1.GenerateStreamResponse_Delta_:
-		if s.request.ResumeOutputTokenIds == nil {
-			s.request.ResumeOutputTokenIds = &v1.TokenIds{}
-		}
-		resumed := s.request.ResumeOutputTokenIds
-		resumed.Ids = append(resumed.Ids, event.Delta.TokenIds...)
+		*s.request.id = event.accepted.GetRequestId()
+		(*s.request.sampling).Seed = proto.Int64(event.accepted.GetSeed())
 	}
+	if event.isPrompt {
+		isNew, s.isPrompted = !s.isPrompted, true
+	}
+	resumed := *s.request.resumed
+	resumed.Ids = append(resumed.Ids, event.tokenIDs...)
 	return isNew
 }
 
 // reopen opens the stream again where that can help, else it returns the failure.
-func (s *ResumingStream) reopen(failure error) error {
+func (s *ResumingStream[Message]) reopen(failure error) error {
 	for s.canResume(failure) {
 		if err := s.wait(failure); err != nil {
 			return asError(status.FromContextError(err).Err())
 		}
-		s.resumes++
-		stream, err := s.client.GenerateStream(s.ctx, s.request, s.options...)
+		s.numResumes++
+		stream, err := s.open()
 		if err == nil {
 			s.stream = stream
 			return nil
@@ -108,22 +129,21 @@ func (s *ResumingStream) reopen(failure error) error {
 	return failure
 }
 
-func (s *ResumingStream) canResume(failure error) bool {
+func (s *ResumingStream[Message]) canResume(failure error) bool {
 	var known *Error
-	if !errors.As(failure, &known) || !s.isAccepted || s.resumes >= s.maxResumes || s.request.Sampling.GetN() > 1 {
+	if !errors.As(failure, &known) || !s.isAccepted || s.numResumes >= s.maxResumes || !s.request.canBeResumed() {
 		return false
 	}
-	// With nothing left to generate the server would refuse the request, which says less than this failure.
-	if max := s.request.GetStop().GetMaxTokens(); max > 0 && len(s.request.ResumeOutputTokenIds.GetIds()) >= int(max) {
-		return false
-	}
-	// A server that has not yet noticed the end of the broken stream still knows the id as in flight.
-	isHeld := s.resumes > 0 && known.Reason == "DUPLICATE_REQUEST"
+	// A server that has not yet noticed the end of the broken stream still knows its id as in flight.
+	isHeld := s.numResumes > 0 && known.Reason == "DUPLICATE_REQUEST"
 	return known.Code == codes.Unavailable || known.Reason == "SLOW_CLIENT" || isHeld
 }
 
-func (s *ResumingStream) wait(failure error) error {
-	delay := firstBackoff << s.resumes
+func (s *ResumingStream[Message]) wait(failure error) error {
+	delay := maxBackoff
+	if backoff := firstBackoff << s.numResumes; 0 < backoff && backoff < maxBackoff {
+		delay = backoff
+	}
 	var known *Error
 	if errors.As(failure, &known) && known.RetryDelay > 0 {
 		delay = known.RetryDelay

@@ -53,7 +53,13 @@ void GenerateStream(const Client& client, const Call& call, const Receive& recei
 }
 
 void ChatStream(const Client& client, const Call& call, const Receive& receive) {
-  ReceiveAll<v1::ChatStreamResponse>(client.ChatStream(Parse<v1::ChatRequest>(call), call.options), receive);
+  using Message = v1::ChatStreamResponse;
+  const auto request = Parse<v1::ChatRequest>(call);
+  if (call.resume) {
+    ReceiveAll<Message>(client.ChatResuming(request, kMaxResumes, call.options), receive);
+  } else {
+    ReceiveAll<Message>(client.ChatStream(request, call.options), receive);
+  }
 }
 
 const std::map<std::string, Method>& Methods() {

@@ -83,9 +83,10 @@ Stream<v1::GenerateStreamResponse> Client::GenerateStream(const v1::GenerateRequ
   return {std::move(context), std::move(reader), options.trailers};
 }
 
-ResumingStream Client::GenerateResuming(const v1::GenerateRequest& request, int max_resumes,
-                                        const CallOptions& options) const {
-  return ResumingStream(*this, request, max_resumes, options);
+ResumingStream<v1::GenerateRequest, v1::GenerateStreamResponse> Client::GenerateResuming(
+    const v1::GenerateRequest& request, int max_resumes, const CallOptions& options) const {
+  const auto open = [this](const auto& asked, const auto& how) { return GenerateStream(asked, how); };
+  return {open, request, max_resumes, options};
 }
 
 v1::AbortResponse Client::Abort(const v1::AbortRequest& request, const CallOptions& options) const {
@@ -100,6 +101,13 @@ Stream<v1::ChatStreamResponse> Client::ChatStream(const v1::ChatRequest& request
   auto context = NewContext(options);
   auto reader = chat_->ChatStream(context.get(), request);
   return {std::move(context), std::move(reader), options.trailers};
+}
+
+ResumingStream<v1::ChatRequest, v1::ChatStreamResponse> Client::ChatResuming(const v1::ChatRequest& request,
+                                                                            int max_resumes,
+                                                                            const CallOptions& options) const {
+  const auto open = [this](const auto& asked, const auto& how) { return ChatStream(asked, how); };
+  return {open, request, max_resumes, options};
 }
 
 v1::TokenizeResponse Client::Tokenize(const v1::TokenizeRequest& request, const CallOptions& options) const {

@@ -104,7 +104,10 @@ func openGeneration(
 }
 
 func openChat(
-	ctx context.Context, client *stepwire.Client, request *v1.ChatRequest, _ bool, trailer grpc.CallOption,
+	ctx context.Context, client *stepwire.Client, request *v1.ChatRequest, isResuming bool, trailer grpc.CallOption,
 ) (receiver[*v1.ChatStreamResponse], error) {
+	if isResuming {
+		return client.ChatResuming(ctx, request, maxResumes, trailer)
+	}
 	return client.ChatStream(ctx, request, trailer)
 }

@@ -2,7 +2,7 @@
 //
 // Requests and answers are the protobuf messages of stepwire.v1, so every field of the API is reachable and documented
 // in one place. Every failed call throws CallError. A stream is never repeated: after Accepted that would generate
-// twice; see GenerateResuming.
+// twice; see ResumingStream.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -42,14 +42,16 @@ class Client {
   Stream<v1::GenerateStreamResponse> GenerateStream(const v1::GenerateRequest& request,
                                                     const CallOptions& options = {}) const;
   // The same, over broken streams: see ResumingStream. The client must outlive the stream.
-  ResumingStream GenerateResuming(const v1::GenerateRequest& request, int max_resumes,
-                                  const CallOptions& options = {}) const;
+  ResumingStream<v1::GenerateRequest, v1::GenerateStreamResponse> GenerateResuming(
+      const v1::GenerateRequest& request, int max_resumes, const CallOptions& options = {}) const;
   // Ends requests by id; unknown and finished ids are no error.
   v1::AbortResponse Abort(const v1::AbortRequest& request, const CallOptions& options = {}) const;
 
   // The whole message of each choice; it can go into the next request as it is.
   v1::ChatResponse Chat(const v1::ChatRequest& request, const CallOptions& options = {}) const;
   Stream<v1::ChatStreamResponse> ChatStream(const v1::ChatRequest& request, const CallOptions& options = {}) const;
+  ResumingStream<v1::ChatRequest, v1::ChatStreamResponse> ChatResuming(const v1::ChatRequest& request, int max_resumes,
+                                                                       const CallOptions& options = {}) const;
 
   v1::TokenizeResponse Tokenize(const v1::TokenizeRequest& request, const CallOptions& options = {}) const;
   v1::DetokenizeResponse Detokenize(const v1::DetokenizeRequest& request, const CallOptions& options = {}) const;
