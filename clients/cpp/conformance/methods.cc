@@ -13,7 +13,7 @@ using stepwire::Client;
 namespace v1 = stepwire::v1;
 
 // How often a call with "resume" is opened again.
-constexpr int kMaxResumes = 3;
+constexpr int kMaxResumes = 2;
 
 template <class Request>
 Request Parse(const Call& call) {

@@ -21,7 +21,7 @@ type method struct {
 }
 
 // maxResumes is how often a call with "resume" is opened again.
-const maxResumes = 3
+const maxResumes = 2
 
 var methods = map[string]method{
 	"stepwire.v1.GenerationService/Generate":       unary((*stepwire.Client).Generate),
