@@ -102,6 +102,7 @@ def error_fields(error: CallError) -> dict[str, Any]:
         "error_metadata": details.metadata,
         "retry_delay_ms": round(details.retry_after_s * 1000),
         "field_violations": [{"field": one.field, "description": one.description} for one in details.violations],
+        "quota_violations": [{"subject": one.subject, "description": one.description} for one in details.quota],
         "trailers": trailers,
         "pushback_ms": None if pushback is None else int(pushback),
     }

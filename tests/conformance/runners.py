@@ -90,6 +90,9 @@ class Runner:
         messages = [ParseDict(message, RESPONSES[method]()) for message in fields.pop("messages")]
         return Reply(messages=messages, **fields)
 
+    def process_id(self) -> int:
+        return self._process.pid
+
     def close(self) -> int:
         """The end of its input ends it; its exit code."""
         assert self._process.stdin is not None
