@@ -140,6 +140,8 @@ RUNNERS: dict[str, Callable[[], list[str]]] = {
     "python": lambda: _python("python_runner.py"),
     "node": _node,
 }
+# Those whose library resumes streams by itself.
+RESUMING = ["node"]
 
 
 def start(name: str, target: str, *, ca_file: str = "", token: str = "") -> Runner:
