@@ -1,9 +1,10 @@
 // What of the client needs no server. Run by `node --test`.
 
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
 import test from 'node:test';
 import { Metadata } from '@grpc/grpc-js';
-import { CallError, connect } from './index.js';
+import { CallError, Client, connect } from './index.js';
 import { requestWithStructs, responseWithoutStructs } from './structs.js';
 
 test('structs are the same after both ways', () => {
@@ -31,4 +32,10 @@ test('a status that can not be read leaves the code', () => {
 
 test('half a pair of certificate and key is refused', () => {
   assert.throws(() => connect('localhost:1', { tls: { certFile: 'x.pem' } }), /come together/);
+});
+
+test('the types declare every method', () => {
+  const types = readFileSync(new URL('index.d.ts', import.meta.url), 'utf8');
+  const declared = [...types.matchAll(/^ {2}(?:async )?(\w+)\(.*\)(?:: .*)?;$/gm)].map(([, name]) => name);
+  assert.deepEqual(declared.sort(), Object.getOwnPropertyNames(Client.prototype).sort());
 });
