@@ -21,6 +21,8 @@ export interface CallOptions {
   signal?: AbortSignal;
   /** More of gRPC's metadata, e.g. `x-request-id`. */
   metadata?: Record<string, string>;
+  /** Called at the end of the call, whatever its end, with the trailing metadata that is text. */
+  onTrailers?: (trailers: Record<string, string>) => void;
 }
 
 export interface StreamOptions extends CallOptions {
