@@ -16,7 +16,7 @@ from stepwire_client import AsyncClient, Client
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 120.0
-NUM_TOKENS = 80
+NUM_TOKENS = 40
 QUESTION = {"role": ROLE_USER, "content": [{"text": "Count from one to fifty in words."}]}
 CHAT = ChatRequest(messages=[QUESTION], sampling={"temperature": 0}, stop={"max_tokens": NUM_TOKENS})
 
