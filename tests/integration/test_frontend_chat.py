@@ -151,10 +151,11 @@ async def test_resuming_goes_on_inside_a_call(frontend: RunningFrontend):
 
 async def test_a_load_report_comes_with_the_end(frontend: RunningFrontend):
     metadata = (("endpoint-load-metrics-format", "text"),)
-    for call in (
-        frontend.chat.ChatStream(chat("hi"), metadata=metadata),
-        frontend.chat.Chat(chat("hi"), metadata=metadata),
-    ):
+    streamed = frontend.chat.ChatStream(chat("hi"), metadata=metadata)
+    assert [message async for message in streamed]
+    whole = frontend.chat.Chat(chat("hi"), metadata=metadata)
+    await whole
+    for call in (streamed, whole):
         trailers = dict(await call.trailing_metadata())
         assert trailers["endpoint-load-metrics"].startswith("TEXT application_utilization=")
 
