@@ -27,12 +27,21 @@ class FieldViolation:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaViolation:
+    """A limit of the caller's own that was reached."""
+
+    subject: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorDetails:
     """What google.rpc.Status carried next to code and message; empty where the server sent nothing."""
 
     violations: tuple[FieldViolation, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict)
     retry_after_s: float = 0.0
+    quota: tuple[QuotaViolation, ...] = ()
     # How long a busy server keeps repeated calls away, in milliseconds; below 0 = for good; None = it did not say.
     pushback_ms: int | None = None
 
@@ -72,12 +81,14 @@ def _read_details(error: grpc.RpcError) -> tuple[str, ErrorDetails]:
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
+    quota_failure = error_details_pb2.QuotaFailure()
     for packed in status.details:
-        for message in (info, bad_request, retry):
+        for message in (info, bad_request, retry, quota_failure):
             packed.Unpack(message)
     violations = tuple(FieldViolation(item.field, item.description) for item in bad_request.field_violations)
     retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-    return info.reason, ErrorDetails(violations, dict(info.metadata), retry_after_s)
+    quota = tuple(QuotaViolation(item.subject, item.description) for item in quota_failure.violations)
+    return info.reason, ErrorDetails(violations, dict(info.metadata), retry_after_s, quota)
 
 
 def _pushback_ms(error: grpc.RpcError) -> int | None:
