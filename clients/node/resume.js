@@ -17,7 +17,7 @@ const continuation = (request, accepted, tokenIds) => ({
   ...request,
   request_id: accepted.request_id,
   sampling: { ...request.sampling, seed: accepted.seed },
-  resume_output_token_ids: { ids: tokenIds },
+  resume_output_token_ids: { ids: [...tokenIds] },
 });
 
 /**
