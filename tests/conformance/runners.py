@@ -138,10 +138,11 @@ def _built(language: str) -> list[str]:
 # The commands; one that can not run here skips the test and says why.
 RUNNERS: dict[str, Callable[[], list[str]]] = {
     "python": lambda: _python("python_runner.py"),
+    "python-aio": lambda: _python("aio_runner.py"),
     "node": _node,
 }
 # Those whose library resumes streams by itself.
-RESUMING = ["node"]
+RESUMING = ["python", "python-aio", "node"]
 
 
 def start(name: str, target: str, *, ca_file: str = "", token: str = "") -> Runner:
