@@ -146,6 +146,12 @@ def _first_values(reply: Reply, wanted: Mapping[str, Any], saved: Saved) -> None
     assert {path: value_at(reply.messages[0], path) for path in wanted} == wanted
 
 
+def _trailers(reply: Reply, wanted: Mapping[str, str], saved: Saved) -> None:
+    """Trailing metadata, each with words that are in its value."""
+    for key, words in wanted.items():
+        assert words in reply.trailers.get(key, "")
+
+
 def _json_keys(reply: Reply, wanted: list[str], saved: Saved) -> None:
     assert sorted(json.loads(text_of(reply))) == sorted(wanted)
 
@@ -195,6 +201,7 @@ CHECKS: dict[str, Callable[[Reply, Any, Saved], None]] = {
     "completes": _completes,
     "values": _values,
     "first_values": _first_values,
+    "trailers": _trailers,
     "json_keys": _json_keys,
     "num_logprobs": _num_logprobs,
     "tool_call": _tool_call,

@@ -41,6 +41,7 @@ ERROR = reply_of(
     message="top_p is 7",
     reason="FIELD_INVALID",
     error_metadata={"retryable": "false"},
+    trailers={"load": "cpu=1"},
     field_violations=[{"field": "top_p", "description": "too large"}],
 )
 SAVED = {"whole": STREAM, "start": START, "rest": REST}
@@ -62,6 +63,7 @@ EXAMPLES: dict[str, tuple[Reply, Any, Any]] = {
     "completes": (REST, ["start", "whole"], ["whole", "whole"]),
     "values": (STREAM, {"finished.reason": "FINISH_REASON_STOP"}, {"finished.reason": "FINISH_REASON_LENGTH"}),
     "first_values": (STREAM, {"accepted.seed": 7}, {"accepted.seed": 8}),
+    "trailers": (ERROR, {"load": "cpu"}, {"load": "gpu"}),
     "json_keys": (JSON, ["a"], ["b"]),
     "num_logprobs": (STREAM, 1, 2),
     "tool_call": (CHAT, {"name": "f", "keys": ["a"]}, {"name": "f", "keys": ["b"]}),
