@@ -90,6 +90,9 @@ class Runner:
         messages = [ParseDict(message, RESPONSES[method]()) for message in fields.pop("messages")]
         return Reply(messages=messages, **fields)
 
+    def process_id(self) -> int:
+        return self._process.pid
+
     def close(self) -> int:
         """The end of its input ends it; its exit code."""
         assert self._process.stdin is not None
@@ -135,10 +138,13 @@ def _built(language: str) -> list[str]:
 # The commands; one that can not run here skips the test and says why.
 RUNNERS: dict[str, Callable[[], list[str]]] = {
     "python": lambda: _python("python_runner.py"),
+    "python-aio": lambda: _python("aio_runner.py"),
     "node": _node,
     "go": lambda: _built("go"),
     "cpp": lambda: _built("cpp"),
 }
+# Those whose library resumes streams by itself.
+RESUMING = ["python", "python-aio", "node"]
 
 
 def start(name: str, target: str, *, ca_file: str = "", token: str = "") -> Runner:

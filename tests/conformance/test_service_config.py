@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 from conformance.runners import ROOT
-from stepwire import grpc_options
+from stepwire_client.service_config import service_config
 
 SERVICE_CONFIG = json.loads((ROOT / "clients" / "service_config.json").read_text(encoding="utf-8"))
 
 
 def test_pythons_channels_have_the_shared_service_config():
-    assert json.loads(dict(grpc_options.CLIENT_CHANNEL)["grpc.service_config"]) == SERVICE_CONFIG
+    assert json.loads(service_config(is_balanced=False)) == SERVICE_CONFIG
 
 
 def test_no_stream_is_repeated_by_grpc():

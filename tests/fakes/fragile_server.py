@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from stepwire import grpc_options
-from stepwire.errors import StepwireError
+from stepwire.errors import InvalidRequestError, StepwireError
 from stepwire.grpc_errors import abort_sync
 from stepwire.v1 import chat_service_pb2_grpc, common_pb2, generation_service_pb2_grpc
 from stepwire.v1.chat_service_pb2 import ChatStreamResponse
@@ -51,15 +51,20 @@ class FragileServer(generation_service_pb2_grpc.GenerationServiceServicer, chat_
         stop = self.breaks.pop(0) if self.breaks else None
         if stop is not None and stop.after_tokens is None:
             abort_sync(context, stop.error)
+        start = len(request.resume_output_token_ids.ids)
+        if start == NUM_TOKENS:
+            # As a frontend does: there is nothing left to generate.
+            abort_sync(context, InvalidRequestError("nothing is left", reason="FIELD_INVALID"))
         request_id = request.request_id or "assigned"
         yield response(index=0, accepted=response.Accepted(request_id=request_id, prompt_tokens=3, seed=SEED))
-        start = len(request.resume_output_token_ids.ids)
-        for index in range(NUM_TOKENS - start):
+        num_left = NUM_TOKENS - start
+        for index in range(num_left + 1):
             if stop is not None and index == stop.after_tokens:
                 abort_sync(context, stop.error)
-            delta = response.Delta(token_ids=[10 + start + index], **{text_field: f"{start + index} "})
-            yield response(index=1 + index, delta=delta)
-        yield response(index=1 + NUM_TOKENS - start, finished=response.Finished(reason=common_pb2.FINISH_REASON_LENGTH))
+            if index < num_left:
+                delta = response.Delta(token_ids=[10 + start + index], **{text_field: f"{start + index} "})
+                yield response(index=1 + index, delta=delta)
+        yield response(index=1 + num_left, finished=response.Finished(reason=common_pb2.FINISH_REASON_LENGTH))
 
 
 @contextmanager
