@@ -14,7 +14,7 @@ from functools import partial
 from frontend.abort_kind import AbortKind
 from frontend.access.caller import Caller
 from frontend.admission import Permit
-from frontend.engine_client.engine_facts import EngineFacts
+from frontend.engine_client.engine_facts import EngineFacts, EngineLoad
 from frontend.engine_client.outbox import NewRequest
 from frontend.engine_client.pool import EnginePool
 from frontend.generation_events import Admitted, CollectorItem, Timings, Usage
@@ -115,6 +115,11 @@ class Generation:
     def engine_id(self) -> str:
         """Empty until the request was sent to an engine."""
         return self.engine.engine_id if self.engine else ""
+
+    @property
+    def engine_load(self) -> EngineLoad | None:
+        """What its engine has last reported; None when that is gone."""
+        return self._pool.load_of(self.engine_id)
 
     @property
     def system_fingerprint(self) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 Options = list[tuple[str, int | str]]
@@ -49,37 +47,12 @@ ENGINE_CHANNEL: Options = [
 # The name that the certificate of an engine has to have, where that is not its address.
 TARGET_NAME = "grpc.ssl_target_name_override"
 
-# Retries of unary calls, Generate from the start included. GenerateStream is absent: a client resumes a stream, it
-# never repeats one.
-SERVICE_CONFIG = json.dumps(
-    {
-        "methodConfig": [
-            {
-                "name": [
-                    {"service": "stepwire.v1.GenerationService", "method": "Generate"},
-                    {"service": "stepwire.v1.ModelService"},
-                    {"service": "stepwire.v1.TokenizationService"},
-                ],
-                "retryPolicy": {
-                    "maxAttempts": 4,
-                    "initialBackoff": "0.1s",
-                    "maxBackoff": "2s",
-                    "backoffMultiplier": 2,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ],
-        "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
-    }
-)
-
-# Clients of the public port.
+# Clients of the public port. What is repeated by itself, and how, is in clients/service_config.json.
 CLIENT_CHANNEL: Options = [
     *_MESSAGE_LENGTHS,
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.enable_retries", 1),
-    ("grpc.service_config", SERVICE_CONFIG),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),

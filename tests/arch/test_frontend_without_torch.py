@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -67,5 +68,10 @@ async def test_serves_from_an_environment_of_its_own(frontend_only_python, tmp_p
         stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
         request = generation_service_pb2.GenerateRequest(text="hello world", stop={"max_tokens": 2})
         response = await stub.Generate(request, timeout=60)
+        ask = [frontend_only_python, "-m", "stepwire_client.cli", "generate", "hello world", "--target", target]
+        client = await asyncio.create_subprocess_exec(*ask, "--max-tokens", "2", stdout=asyncio.subprocess.PIPE)
+        printed, _ = await client.communicate()
     await engine.stop()
     assert response.completions[0].text == "hello world"
+    # The client of the same wheel has all of its files.
+    assert printed.decode().strip() == "hello world"

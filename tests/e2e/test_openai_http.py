@@ -1,14 +1,17 @@
-"""OpenAI's own Python client against both real processes and the real model."""
+"""OpenAI's own clients, Python's and Node's, against both real processes and the real model."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
+from conformance.runners import node_program
 from running_stack import SERVING, Service, free_port, running_stack
 
 pytestmark = pytest.mark.slow
@@ -120,6 +123,57 @@ def test_a_stream_that_is_dropped_frees_its_cache(stack: tuple[Service, openai.O
     )
     next(iter(stream))
     stream.close()
-    # The engine publishes after its step; the test's own time limit bounds the wait.
+    wait_until_cache_is_free(engine)
+
+
+def wait_until_cache_is_free(engine: Service) -> None:
+    """The engine publishes after its step; the test's own time limit bounds the wait."""
     while engine.metric("stepwire_engine_core_kv_cache_usage_ratio") != 0:
         pass
+
+
+@pytest.fixture(scope="module")
+def node(stack: tuple[Service, openai.OpenAI]) -> dict[str, Any]:
+    """What each case of openai_node.mjs came to. Its last one drops a stream, which the engine must notice."""
+    engine, client = stack
+    command = [*node_program("openai"), str(Path(__file__).parent / "openai_node.mjs"), str(client.base_url)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if line:
+            wait_until_cache_is_free(engine)
+        process.stdin.close()
+        assert process.wait(30) == 0
+    results: dict[str, Any] = json.loads(line)
+    return results
+
+
+def test_node_chats_streamed_and_whole(node: dict[str, Any], client: openai.OpenAI, model: str) -> None:
+    whole = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=16)
+    assert node["models"] == model
+    assert node["chat"] == node["chat_stream"]["text"] == whole.choices[0].message.content
+    assert node["chat_stream"]["usage"] == whole.usage.model_dump(exclude_unset=True)
+
+
+def test_node_completes(node: dict[str, Any]) -> None:
+    assert "Paris" in node["completion"]["text"]
+    assert node["completion"]["usage"]["completion_tokens"] == 8
+
+
+def test_node_gets_the_named_tool_and_the_json_it_asks_for(node: dict[str, Any]) -> None:
+    (call,) = node["named_tool"]
+    assert call["name"] == "get_weather"
+    assert set(json.loads(call["arguments"])) == {"city"}
+    assert set(node["json_schema"]) == {"city"}
+
+
+def test_node_gets_openais_errors(node: dict[str, Any]) -> None:
+    bad, unknown = node["bad_request"], node["not_found"]
+    assert (bad["class"], bad["status"], bad["param"]) == ("BadRequestError", 400, "top_p")
+    assert bad["type"] == "invalid_request_error"
+    assert (unknown["class"], unknown["status"], unknown["code"]) == ("NotFoundError", 404, "model_not_found")
+
+
+def test_node_drops_a_stream_and_the_engine_notices(node: dict[str, Any]) -> None:
+    assert node["abort"] == "text_completion"

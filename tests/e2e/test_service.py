@@ -97,6 +97,62 @@ def test_a_resumed_stream_goes_on_as_if_nothing_had_happened(stack: tuple[Servic
     assert whole[:6] + rest == whole
 
 
+# What a request may ask for that looks back at the output, each with a cut in whose reach it matters.
+RESUMED = {
+    "penalties": {"sampling": {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.5}},
+    "bad words": {"sampling": {"bad_words": ["the", "little girl", "a small village"]}},
+    # The end of sequence is the likeliest of all tokens, as soon as it may come.
+    "min_tokens": {"sampling": {"logit_bias": {2: 100.0}}, "stop": {"min_tokens": 9}},
+    "repetition": {
+        "sampling": {"temperature": 0, "allowed_token_ids": [42, 43]},
+        "stop": {"repetition_detection": {"max_pattern_tokens": 2, "min_pattern_tokens": 1, "min_repeats": 6}},
+    },
+    "regex": {"structured_output": {"regex": r"( [a-z]{2,7}){3},( [a-z]{2,7}){3}\."}},
+    "schema": {
+        "structured_output": {"json_schema": '{"type": "array", "items": {"type": "integer"}, "minItems": 5}'},
+    },
+}
+ENDING_BY_THEMSELVES = ("min_tokens", "regex", "schema")
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_whatever_looks_back_at_the_output_sees_what_was_resumed(stack: tuple[Service, Frontend], name: str) -> None:
+    _, frontend = stack
+    request = greedy("Once upon a time there was", 16)
+    request.sampling.temperature = 0.9
+    request.sampling.seed = 3
+    request.stop.ignore_eos = name not in ENDING_BY_THEMSELVES
+    request.MergeFrom(GenerateRequest(**RESUMED[name]))
+    whole = frontend.generation.Generate(request, timeout=TIMEOUT_S).completions[0]
+    plain = greedy("Once upon a time there was", 16)
+    plain.sampling.temperature, plain.sampling.seed = request.sampling.temperature, 3
+    free = frontend.generation.Generate(plain, timeout=TIMEOUT_S).completions[0]
+    assert (whole.text, whole.reason) != (free.text, free.reason), "it makes no difference to this answer"
+    for cut in (1, len(whole.token_ids) // 2, len(whole.token_ids) - 1):
+        request.resume_output_token_ids.ids[:] = whole.token_ids[:cut]
+        rest = frontend.generation.Generate(request, timeout=TIMEOUT_S).completions[0]
+        assert [*whole.token_ids[:cut], *rest.token_ids] == list(whole.token_ids)
+        assert (rest.reason, rest.stop_match) == (whole.reason, whole.stop_match)
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_stop_string_may_lie_across_the_cut(stack: tuple[Service, Frontend], is_shown: bool) -> None:
+    _, frontend = stack
+    request = greedy("Once upon a time", 16)
+    # Three tokens in the middle, and half a word more.
+    pieces = [message.delta.text for message in stream_of(frontend, request) if message.HasField("delta")]
+    request.stop.stop.append("".join(pieces[6:9]) + pieces[9][:2])
+    request.stop.include_stop_in_output = is_shown
+    whole = [message for message in stream_of(frontend, request) if not message.HasField("accepted")]
+    for cut in range(1, len(whole)):
+        ids = [token_id for message in whole[:cut] for token_id in message.delta.token_ids]
+        request.resume_output_token_ids.ids[:] = ids
+        rest = stream_of(frontend, request)[1:]
+        joined, expected = ("".join(one.delta.text for one in part) for part in ([*whole[:cut], *rest], whole))
+        assert joined == expected
+        assert rest[-1].finished.stop_match == whole[-1].finished.stop_match
+
+
 def test_four_choices_differ_and_are_counted_once(stack: tuple[Service, Frontend]) -> None:
     engine, frontend = stack
     request = greedy("Once upon a time", 10)

@@ -72,6 +72,8 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
         self.answers_pings = True
         self.answers_step_loop_pings = True
         self.tokens_per_step = 1
+        # What it says in its stats instead of the truth.
+        self.stats = pb.SchedulerStats()
         # Called with each add; an error it returns becomes the REJECTED finish.
         self.reject: Callable[[pb.EngineCoreRequest], common_pb2.EngineError | None] = lambda request: None
         # Called with each scheduled request and the number of its next token; an error becomes the ERROR finish.

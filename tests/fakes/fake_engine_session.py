@@ -299,6 +299,7 @@ class FakeEngineSession:
             kv_blocks_total=100,
             weight_version=ready.weight_version,
         )
+        stats.MergeFrom(self._engine.stats)
         batch = pb.EngineCoreOutputs(
             step=self._step,
             monotonic_ns=time.monotonic_ns(),

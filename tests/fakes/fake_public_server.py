@@ -1,5 +1,7 @@
 """A threaded gRPC server with the public services, scripted by a test; answers a prompt with its words in capitals.
 
+The token id of a word is its place. What is resumed is left out, as the real server does it.
+
 A prompt of token ids is answered with max_tokens words, and counts as the text of its ids. A chat answers what was said
 last, after some reasoning, and calls the first of its tools.
 """
@@ -56,10 +58,16 @@ class FakePublicServer(
         self.status_over_error: tuple[grpc.StatusCode, str] | None = None
         self.failing_prompts: dict[str, StepwireError] = {}
         self.hangs = False
+        # Streams that break, in order: after how many deltas, and how.
+        self.breaks: list[tuple[int, StepwireError]] = []
         self.finish_reason = common_pb2.FINISH_REASON_LENGTH
         self.was_called = threading.Event()
         self.was_cancelled = threading.Event()
         self.requests: list[generation_service_pb2.GenerateRequest] = []
+        self.aborted: list[str] = []
+        # Sent with every generation, before and after the answer.
+        self.headers: tuple[tuple[str, str], ...] = ()
+        self.trailers: tuple[tuple[str, str], ...] = ()
         self.chats: list[chat_service_pb2.ChatRequest] = []
         # Of each request that came with one.
         self.client_classes: list[str] = []
@@ -75,10 +83,16 @@ class FakePublicServer(
         if request.output.HasField("prompt_logprobs"):
             rows = [common_pb2.TokenLogprobs(), token_logprobs("[b]", -1.25)]
             yield Response(prompt=Response.PromptInfo(prompt_logprobs=rows))
+        num_deltas, error = self.breaks.pop(0) if self.breaks else (-1, None)
         for choice in range(max(1, request.sampling.n)):
-            for word in self._words(request):
+            for place, word in enumerate(self._words(request)):
+                if place < len(request.resume_output_token_ids.ids):
+                    continue
+                if error is not None and place == num_deltas:
+                    abort_sync(context, error)
                 rows = [token_logprobs(word, -0.5 - choice)] if request.output.HasField("logprobs") else []
-                yield Response(delta=Response.Delta(choice=choice, text=word, logprobs=rows))
+                ids = [place] if request.output.token_ids else []
+                yield Response(delta=Response.Delta(choice=choice, text=word, token_ids=ids, logprobs=rows))
                 if self.hangs:
                     gone.wait()
             yield Response(finished=self._finished(request, choice))
@@ -99,14 +113,24 @@ class FakePublicServer(
         )
         return generation_service_pb2.GenerateResponse(request_id=request.request_id, completions=[completion])
 
+    def Abort(self, request, context):
+        self.aborted += request.request_ids
+        return generation_service_pb2.AbortResponse(inactive_request_ids=request.request_ids)
+
     def ChatStream(self, request, context) -> Iterator[ChatEvent]:
         self._note_class(context)
         self.chats.append(request)
         self._fail_if_told(context)
         yield ChatEvent(accepted=ChatEvent.Accepted(request_id="c1", prompt_tokens=3))
-        yield ChatEvent(delta=ChatEvent.Delta(reasoning="Hm."))
-        for word in request.messages[-1].content[0].text.split():
-            yield ChatEvent(delta=ChatEvent.Delta(content=word.upper() + " "))
+        num_deltas, error = self.breaks.pop(0) if self.breaks else (-1, None)
+        words = request.messages[-1].content[0].text.split()
+        deltas = [{"reasoning": "Hm."}, *({"content": word.upper() + " "} for word in words)]
+        for place, delta in enumerate(deltas):
+            if place < len(request.resume_output_token_ids.ids):
+                continue
+            if error is not None and place == num_deltas:
+                abort_sync(context, error)
+            yield ChatEvent(delta=ChatEvent.Delta(**delta, token_ids=[place] if request.output.token_ids else []))
         reason = common_pb2.FINISH_REASON_STOP
         if request.tools:
             reason = common_pb2.FINISH_REASON_TOOL_CALLS
@@ -130,6 +154,11 @@ class FakePublicServer(
         self._fail_if_told(context)
         yield tokenization_service_pb2.GetTokenizerResponse(data=b"PK")
         yield tokenization_service_pb2.GetTokenizerResponse(data=b"zip", sha256="0" * 64)
+
+    def Detokenize(self, request, context):
+        self._fail_if_told(context)
+        texts = ["".join(map(chr, sequence.ids)) for sequence in request.sequences]
+        return tokenization_service_pb2.DetokenizeResponse(texts=texts)
 
     def Tokenize(self, request, context):
         self._fail_if_told(context)
@@ -158,6 +187,8 @@ class FakePublicServer(
             self.requests.append(request)
         self.was_called.set()
         self._fail_if_told(context)
+        context.send_initial_metadata(self.headers)
+        context.set_trailing_metadata(self.trailers)
         prompt = request.text or " ".join(map(str, request.token_ids.ids))
         if prompt in self.failing_prompts:
             abort_sync(context, self.failing_prompts[prompt])
@@ -197,7 +228,8 @@ class FakePublicServer(
         finished = Response.Finished(choice=choice, reason=self.finish_reason)
         if choice == max(1, request.sampling.n) - 1:
             finished.usage.prompt_tokens = 3
-            finished.usage.completion_tokens = len(self._words(request))
+            num_resumed = len(request.resume_output_token_ids.ids)
+            finished.usage.completion_tokens = len(self._words(request)) - num_resumed
         if request.output.timings:
             finished.timings.ttft_ns = 12_000_000
         return finished

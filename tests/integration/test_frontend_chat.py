@@ -149,6 +149,17 @@ async def test_resuming_goes_on_inside_a_call(frontend: RunningFrontend):
         assert "".join(arguments) == "{1234}"
 
 
+async def test_a_load_report_comes_with_the_end(frontend: RunningFrontend):
+    metadata = (("endpoint-load-metrics-format", "text"),)
+    streamed = frontend.chat.ChatStream(chat("hi"), metadata=metadata)
+    assert [message async for message in streamed]
+    whole = frontend.chat.Chat(chat("hi"), metadata=metadata)
+    await whole
+    for call in (streamed, whole):
+        trailers = dict(await call.trailing_metadata())
+        assert trailers["endpoint-load-metrics"].startswith("TEXT application_utilization=")
+
+
 async def test_leaving_a_stream_aborts_it(engine: FakeEngine, frontend: RunningFrontend):
     call = frontend.chat.ChatStream(chat("hello world", stop={"maxTokens": 2000}))
     await anext(aiter(call))

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from fakes.fake_engine import FakeEngine
 from running_frontend import RunningFrontend, failure_of, request, running_frontend
+from stepwire.engine.v1 import engine_core_pb2
 from stepwire.v1 import common_pb2, generation_service_pb2, model_service_pb2, tokenization_service_pb2
 
 Code = grpc.StatusCode
@@ -96,6 +97,27 @@ async def test_request_id_in_flight_already_exists(frontend: RunningFrontend, en
     await frontend.generation.Generate(request(request_id="same"), metadata=(("authorization", "Bearer other"),))
     assert (await first.rest())[-1].HasField("finished")
     await frontend.generation.Generate(request(request_id="same"))
+
+
+async def test_a_caller_that_lost_its_stream_is_told_how_far_it_came(frontend: RunningFrontend, engine: FakeEngine):
+    def halt(_add: engine_core_pb2.EngineCoreRequest, index: int) -> None:
+        if index == 3:
+            engine.may_step.clear()
+
+    engine.fail = halt
+    stream = frontend.stream(request("a b c d", request_id="same", max_tokens=8, output={"token_ids": True}))
+    num_tokens = 0
+    while num_tokens < 4:
+        num_tokens += len((await stream.next()).delta.token_ids)
+    # A token counts when it is written, which may be after it was read.
+    told = -1
+    while told != num_tokens:
+        failure = await failure_of(frontend.generation.Generate(request(request_id="same")))
+        assert failure.reason == "DUPLICATE_REQUEST"
+        told = int(failure.info.metadata["tokens_emitted"])
+        assert told <= num_tokens
+    engine.may_step.set()
+    assert (await stream.rest())[-1].HasField("finished")
 
 
 async def test_too_many_requests_are_refused_at_the_door(engine: FakeEngine, tmp_path):

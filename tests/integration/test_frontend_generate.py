@@ -9,6 +9,7 @@ import pytest
 from fakes.fake_engine import FakeEngine
 from running_frontend import SERVING, RunningFrontend, request, running_frontend
 from stepwire import token_array
+from stepwire.engine.v1 import engine_core_pb2
 from stepwire.v1 import common_pb2, generation_service_pb2
 
 
@@ -164,3 +165,41 @@ async def test_echo_puts_the_prompt_first(frontend: RunningFrontend, echo: bool)
         request("hello", max_tokens=1, output=common_pb2.OutputOptions(echo_prompt=echo))
     )
     assert answer.completions[0].text == ("hellohello" if echo else "hello")
+
+
+async def test_output_is_held_back_for_whole_chunks_all_but_the_first_and_the_last(frontend: RunningFrontend):
+    output = common_pb2.OutputOptions(token_ids=True, min_chunk_tokens=4)
+    messages = await read(frontend.generation.GenerateStream(request("a b c", max_tokens=30, output=output)))
+    sizes = [len(message.delta.token_ids) for message in messages if message.HasField("delta")]
+    assert sum(sizes) == 30
+    assert min(sizes[1:-1]) >= 4
+    # Without it most tokens travel alone: one a step.
+    output.min_chunk_tokens = 0
+    messages = await read(frontend.generation.GenerateStream(request("a b c", max_tokens=30, output=output)))
+    assert len([message for message in messages if message.HasField("delta")]) > len(sizes)
+
+
+async def test_held_back_output_goes_when_its_time_is_over(frontend: RunningFrontend, engine: FakeEngine):
+    def halt(_add: engine_core_pb2.EngineCoreRequest, index: int) -> None:
+        if index == 5:
+            engine.may_step.clear()
+
+    engine.fail = halt
+    output = common_pb2.OutputOptions(token_ids=True, min_chunk_tokens=1000, max_chunk_delay_ms=1)
+    stream = frontend.stream(request("a b c", max_tokens=30, output=output))
+    num_tokens = 0
+    while num_tokens < 6:
+        num_tokens += len((await stream.next()).delta.token_ids)
+    engine.may_step.set()
+    assert (await stream.rest())[-1].HasField("finished")
+
+
+async def test_the_engine_gets_the_time_limit_of_the_call_less_the_way_back(
+    frontend: RunningFrontend, engine: FakeEngine
+):
+    await frontend.generation.Generate(request(), timeout=30)
+    await frontend.generation.Generate(request())
+    timed, endless = engine.adds
+    # On its way a limit of 30 s is rounded up to the next tenth.
+    assert 29_000_000 < timed.deadline_in_us <= 30_100_000 - 50_000
+    assert endless.deadline_in_us == 0

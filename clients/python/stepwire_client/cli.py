@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from stepwire_client import cli_admin, cli_bench, cli_chat, cli_credentials, cli_generate, cli_input, cli_printing
 from stepwire_client import cli_options as opt
 from stepwire_client.cli_session import FAILED, connected
-from stepwire_client.client import DEFAULT_TARGET, GENERATION_SERVICE
+from stepwire_client.short_calls import DEFAULT_TARGET, GENERATION_SERVICE
 
 app = typer.Typer(
     help="Command-line client of a stepwire server.",

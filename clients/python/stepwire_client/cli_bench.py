@@ -15,7 +15,6 @@ import typer
 from stepwire_client import cli_bench_options as opt
 from stepwire_client import cli_bench_table, cli_credentials, cli_options, cli_printing
 from stepwire_client.cli_session import FAILED, connected, reported
-from stepwire_client.client import DEFAULT_TARGET
 from stepwire_client.credentials import Credentials
 from stepwire_client.load import plan as load_plan
 from stepwire_client.load.grpc_target import GrpcTarget
@@ -23,6 +22,7 @@ from stepwire_client.load.plan import Plan
 from stepwire_client.load.reply import RequestFailed, Target
 from stepwire_client.load.summary import Row, summarize
 from stepwire_client.load.workload import MIN_VOCAB_SIZE, Lengths, from_prompts, read_prompts, synthetic
+from stepwire_client.short_calls import DEFAULT_TARGET
 
 _WARM_UP_ANSWER = Lengths(8, 8)
 

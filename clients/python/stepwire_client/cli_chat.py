@@ -9,7 +9,8 @@ import typer
 from stepwire.v1 import chat_service_pb2 as pb
 from stepwire_client import cli_chat_printing, cli_chat_request, cli_input, cli_options, cli_printing
 from stepwire_client.cli_session import connected
-from stepwire_client.client import DEFAULT_TARGET, Client
+from stepwire_client.client import Client
+from stepwire_client.short_calls import DEFAULT_TARGET
 
 
 def chat(

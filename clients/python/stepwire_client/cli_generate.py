@@ -11,7 +11,8 @@ import typer
 from stepwire.v1 import generation_service_pb2
 from stepwire_client import cli_batch, cli_input, cli_options, cli_printing, cli_request
 from stepwire_client.cli_session import FAILED, connected
-from stepwire_client.client import DEFAULT_TARGET, Client
+from stepwire_client.client import Client
+from stepwire_client.short_calls import DEFAULT_TARGET
 
 
 def generate(

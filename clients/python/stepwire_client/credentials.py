@@ -14,6 +14,7 @@ import grpc.aio
 
 from stepwire import grpc_options
 from stepwire.tls import TlsFiles, channel_credentials
+from stepwire_client.service_config import service_config
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -47,15 +48,19 @@ class Credentials:
     def _files(self) -> TlsFiles:
         return TlsFiles(self.tls_cert_file, self.tls_key_file, self.tls_ca_file)
 
-    def channel(self, target: str) -> grpc.Channel:
+    def channel(self, target: str, *, is_balanced: bool = False) -> grpc.Channel:
+        """`is_balanced`: `target` names several servers, as dns:///name:50051 does, and calls go to them in turn."""
+        options = _options(is_balanced=is_balanced)
         if not self.has_tls:
-            return grpc.insecure_channel(target, options=grpc_options.CLIENT_CHANNEL)
-        return grpc.secure_channel(target, channel_credentials(self._files), options=grpc_options.CLIENT_CHANNEL)
+            return grpc.insecure_channel(target, options=options)
+        return grpc.secure_channel(target, channel_credentials(self._files), options=options)
 
-    def aio_channel(self, target: str) -> grpc.aio.Channel:
+    def aio_channel(self, target: str, *, is_balanced: bool = False) -> grpc.aio.Channel:
+        """The same for asyncio."""
+        options = _options(is_balanced=is_balanced)
         if not self.has_tls:
-            return grpc.aio.insecure_channel(target, options=grpc_options.CLIENT_CHANNEL)
-        return grpc.aio.secure_channel(target, channel_credentials(self._files), options=grpc_options.CLIENT_CHANNEL)
+            return grpc.aio.insecure_channel(target, options=options)
+        return grpc.aio.secure_channel(target, channel_credentials(self._files), options=options)
 
     def ssl_context(self) -> ssl.SSLContext:
         """The same trust for a client that is not gRPC's."""
@@ -66,6 +71,10 @@ class Credentials:
 
 
 NO_CREDENTIALS = Credentials()
+
+
+def _options(*, is_balanced: bool) -> grpc_options.Options:
+    return [*grpc_options.CLIENT_CHANNEL, ("grpc.service_config", service_config(is_balanced=is_balanced))]
 
 
 def read_token(path: Path) -> str:

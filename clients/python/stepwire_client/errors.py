@@ -5,7 +5,8 @@ Never holds prompt or output text: the server does not put any into its errors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import grpc
@@ -26,12 +27,23 @@ class FieldViolation:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaViolation:
+    """A limit of the caller's own that was reached."""
+
+    subject: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorDetails:
     """What google.rpc.Status carried next to code and message; empty where the server sent nothing."""
 
     violations: tuple[FieldViolation, ...] = ()
     metadata: dict[str, str] = field(default_factory=dict)
     retry_after_s: float = 0.0
+    quota: tuple[QuotaViolation, ...] = ()
+    # How long a busy server keeps repeated calls away, in milliseconds; below 0 = for good; None = it did not say.
+    pushback_ms: int | None = None
 
 
 class CallError(Exception):
@@ -49,10 +61,16 @@ class CallError(Exception):
         """The server says that the same request may succeed later."""
         return self.details.metadata.get("retryable") == "true"
 
+    @property
+    def tokens_emitted(self) -> int:
+        """Output tokens that had been written to the caller when the request ended."""
+        return int(self.details.metadata.get("tokens_emitted", 0))
+
     @classmethod
     def from_rpc_error(cls, error: grpc.RpcError) -> CallError:
         """Read code, message and rich status of a failed call."""
         reason, details = _read_details(error)
+        details = replace(details, pushback_ms=_pushback_ms(error))
         return cls(error.code(), error.details() or "", reason, details)
 
 
@@ -63,12 +81,29 @@ def _read_details(error: grpc.RpcError) -> tuple[str, ErrorDetails]:
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
+    quota_failure = error_details_pb2.QuotaFailure()
     for packed in status.details:
-        for message in (info, bad_request, retry):
+        for message in (info, bad_request, retry, quota_failure):
             packed.Unpack(message)
     violations = tuple(FieldViolation(item.field, item.description) for item in bad_request.field_violations)
     retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
-    return info.reason, ErrorDetails(violations, dict(info.metadata), retry_after_s)
+    quota = tuple(QuotaViolation(item.subject, item.description) for item in quota_failure.violations)
+    return info.reason, ErrorDetails(violations, dict(info.metadata), retry_after_s, quota)
+
+
+def _pushback_ms(error: grpc.RpcError) -> int | None:
+    value = dict(trailers_of(error)).get("grpc-retry-pushback-ms")
+    if value is None:
+        return None
+    # What is no number means "not at all", as in gRPC itself.
+    return int(value) if isinstance(value, str) and value.lstrip("-").isdigit() else -1
+
+
+def trailers_of(error: grpc.RpcError) -> tuple[tuple[str, str | bytes], ...]:
+    """Trailing metadata of a failed call; empty when no server answered."""
+    if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
+        return ()
+    return tuple(cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ()))
 
 
 def _read_status(error: grpc.RpcError) -> status_pb2.Status | None:

@@ -79,12 +79,12 @@ async def _end_with(context: Context, error: StepwireError) -> NoReturn:
 
 def caller_of(context: HasMetadata) -> str:
     """Its Authorization header, from which the gate makes a Caller with a namespace of request ids of its own."""
-    return _metadata(context, "authorization")
+    return metadata_of(context, "authorization")
 
 
 def client_class_of(context: HasMetadata) -> str:
     """Whose share of the engines the request uses; empty = that of everybody without a class at this frontend."""
-    client_class = _metadata(context, CLIENT_CLASS_KEY)
+    client_class = metadata_of(context, CLIENT_CLASS_KEY)
     if len(client_class) > MAX_CLIENT_CLASS_CHARS:
         raise InvalidRequestError.of_field(CLIENT_CLASS_KEY, f"more than {MAX_CLIENT_CLASS_CHARS} characters")
     return client_class
@@ -92,7 +92,7 @@ def client_class_of(context: HasMetadata) -> str:
 
 def request_id_of(field: str, context: HasMetadata) -> str:
     """The caller's id from the message or from metadata, or a new one. It travels in headers, so it must be plain."""
-    request_id = field or _metadata(context, "x-request-id")
+    request_id = field or metadata_of(context, "x-request-id")
     if not request_id:
         return uuid.uuid4().hex
     if len(request_id) > MAX_REQUEST_ID_CHARS or not (request_id.isascii() and request_id.isprintable()):
@@ -104,7 +104,7 @@ def request_id_of(field: str, context: HasMetadata) -> str:
 
 def rank_of(context: HasMetadata) -> int | None:
     """The rank of the engine that the caller wants; None = any."""
-    value = _metadata(context, RANK_FIELD)
+    value = metadata_of(context, RANK_FIELD)
     if not value:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= MAX_RANK_DIGITS):
@@ -112,7 +112,8 @@ def rank_of(context: HasMetadata) -> int | None:
     return int(value)
 
 
-def _metadata(context: HasMetadata, key: str) -> str:
+def metadata_of(context: HasMetadata, key: str) -> str:
+    """The first value of a key; empty without one."""
     for name, value in context.invocation_metadata() or ():
         if name == key:
             return value if isinstance(value, str) else value.decode("ascii", "replace")

@@ -7,6 +7,7 @@ from functools import partial
 
 from frontend.api.answering import Context, answers_errors, caller_of, client_class_of, rank_of, request_id_of
 from frontend.api.chat_messages import UnaryChatAnswer, num_entries, to_message
+from frontend.api.load_report import load_format_of, load_trailers
 from frontend.api.streaming import convert, headers_of, writing
 from frontend.chat.events import ChatDelta, ChatFinished
 from frontend.chat.service import Chat
@@ -24,6 +25,7 @@ class ChatService(pb_grpc.ChatServiceServicer):
 
     @answers_errors
     async def Chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
+        form = load_format_of(context)
         async with self._open(request, context) as generation:
             chat = await _submit(generation, request, context)
             answer = UnaryChatAnswer(chat)
@@ -31,16 +33,19 @@ class ChatService(pb_grpc.ChatServiceServicer):
                 await convert(num_entries(events), partial(answer.add, events))
         with writing():
             await context.send_initial_metadata(headers_of(generation))
+        context.set_trailing_metadata(load_trailers(form, generation))
         return answer.build()
 
     @answers_errors
     async def ChatStream(  # type: ignore[override]  # the stubs know the generator style only
         self, request: pb.ChatRequest, context: Context
     ) -> None:
+        form = load_format_of(context)
         async with self._open(request, context) as generation:
             chat = await _submit(generation, request, context)
             with writing():
                 await _stream(chat, context)
+        context.set_trailing_metadata(load_trailers(form, generation))
 
     def _open(self, request: pb.ChatRequest, context: Context) -> AbstractAsyncContextManager[Generation]:
         request_id = request_id_of(request.request_id, context)

@@ -7,6 +7,7 @@ from functools import partial
 
 from frontend.api.answering import Context, answers_errors, caller_of, client_class_of, rank_of, request_id_of
 from frontend.api.generation_messages import UnaryAnswer, to_delta, to_message
+from frontend.api.load_report import load_format_of, load_trailers
 from frontend.api.logprobs_messages import num_entries
 from frontend.api.streaming import convert, headers_of, writing
 from frontend.generation import Generation
@@ -25,7 +26,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
 
     @answers_errors
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
-        request_id = request_id_of(request.request_id, context)
+        request_id, form = request_id_of(request.request_id, context), load_format_of(context)
         async with self._open(request_id, context) as generation:
             processed = await _submit(generation, request, context)
             answer = UnaryAnswer(generation, processed)
@@ -33,17 +34,19 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 await convert(sum(map(num_entries, items)), partial(answer.add, items))
         with writing():
             await context.send_initial_metadata(headers_of(generation))
+        context.set_trailing_metadata(load_trailers(form, generation))
         return answer.build()
 
     @answers_errors
     async def GenerateStream(  # type: ignore[override]  # the stubs know the generator style only
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        request_id = request_id_of(request.request_id, context)
+        request_id, form = request_id_of(request.request_id, context), load_format_of(context)
         async with self._open(request_id, context) as generation:
             processed = await _submit(generation, request, context)
             with writing():
                 await _stream(generation, processed, context)
+        context.set_trailing_metadata(load_trailers(form, generation))
 
     @answers_errors
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:

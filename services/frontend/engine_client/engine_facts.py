@@ -100,9 +100,13 @@ def strictest(facts: EngineFacts, others: Sequence[EngineFacts]) -> EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """The part of SchedulerStats that picking an engine needs."""
+    """The part of SchedulerStats that picking an engine needs, and that callers are told."""
 
     running: int = 0
     waiting: int = 0
     # Frontends that send it requests, this one included.
     num_frontends: int = 1
+    # Known tokens of the requests that wait.
+    waiting_tokens: int = 0
+    # Share of the KV blocks that requests refer to.
+    kv_cache_usage: float = 0.0

@@ -25,7 +25,7 @@ from frontend.engine_client.balancer import Balancer, LeastLoaded, PickReason
 from frontend.engine_client.connection import EngineConnection
 from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
 from frontend.engine_client.discovery import Discovery
-from frontend.engine_client.engine_facts import EngineFacts, EngineState, strictest
+from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineState, strictest
 from frontend.engine_client.members import Members
 from frontend.engine_client.outbox import NewRequest
 from frontend.engine_client.tokenizer_store import TokenizerStore
@@ -161,6 +161,10 @@ class EnginePool:
         """The engine a live handle runs on."""
         route = self._routes.get(handle)
         return route.connection.facts if route else None
+
+    def load_of(self, engine_id: str) -> EngineLoad | None:
+        """What this engine has last reported; None when it is not there."""
+        return next((one.load for one in self.connections if one.facts and one.facts.engine_id == engine_id), None)
 
     def _pick(self, among: Sequence[EngineConnection], reason: PickReason) -> EngineConnection:
         available = [connection for connection in among if connection.is_available]

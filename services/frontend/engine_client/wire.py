@@ -98,7 +98,13 @@ def to_state(value: int) -> EngineState:
 
 def to_load(stats: pb.SchedulerStats) -> EngineLoad:
     """The load of a stats snapshot."""
-    return EngineLoad(running=stats.running, waiting=stats.waiting, num_frontends=max(1, stats.frontends))
+    return EngineLoad(
+        running=stats.running,
+        waiting=stats.waiting,
+        num_frontends=max(1, stats.frontends),
+        waiting_tokens=stats.waiting_tokens,
+        kv_cache_usage=stats.kv_blocks_used / max(1, stats.kv_blocks_total),
+    )
 
 
 def to_outputs(batch: pb.EngineCoreOutputs) -> list[EngineOutput]:

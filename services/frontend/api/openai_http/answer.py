@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from frontend.api.answering import STATUS_TIMEOUT_S
+from frontend.api.load_report import load_headers
 from frontend.api.logprobs_messages import MAX_ENTRIES_OF_ANSWER, MAX_ENTRIES_ON_LOOP
 from frontend.api.openai_http.errors import headers_of, status_of, to_body
 from frontend.api.openai_http.merging import WholeChoices
@@ -158,7 +159,8 @@ class AnswerResponse(Response):
         }
 
     def _ids_of(self, run: Run[Any]) -> Headers:
-        return {"x-request-id": self._request_id, "x-engine-id": run.generation.engine_id}
+        load = load_headers(run.load_format, run.generation)
+        return {"x-request-id": self._request_id, "x-engine-id": run.generation.engine_id, **load}
 
     async def _send_error(self, error: StepwireError, send: Send) -> None:
         headers = {**headers_of(error), "x-request-id": self._request_id}

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from frontend.api.answering import caller_of, client_class_of
+from frontend.api.load_report import LoadFormat, load_format_of
 from frontend.api.logprobs_messages import MAX_ENTRIES_ON_LOOP
 from frontend.api.openai_http.call import HttpCall
 from frontend.generation import Generation
@@ -30,6 +31,8 @@ class Run(ABC, Generic[Event]):
     """`run` once. `first_choice` is the index of its first choice among those of the whole answer."""
 
     generation: Generation
+    # The load report that the caller has asked for.
+    load_format: LoadFormat | None = None
 
     def __init__(self, frontend: LLMFrontend, call: HttpCall, request_id: str, first_choice: int) -> None:
         self.call = call
@@ -39,6 +42,7 @@ class Run(ABC, Generic[Event]):
 
     async def run(self, write: Write) -> None:
         """Generate, and write what comes. Raises StepwireError."""
+        self.load_format = load_format_of(self.call)
         async with self._frontend.generation(
             self.request_id, caller=caller_of(self.call), client_class=client_class_of(self.call), deadline_in_s=None
         ) as generation:

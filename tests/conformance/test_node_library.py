@@ -1,0 +1,42 @@
+"""The Node library's own tests, and its package: what it declares, and the example that its README names."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+from conformance.runners import ROOT, node_program
+from fakes import fake_public_server
+
+LIBRARY = ROOT / "clients" / "node"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*node_program("@grpc/grpc-js"), *arguments]
+    return subprocess.run(command, cwd=LIBRARY, capture_output=True, text=True, timeout=60)
+
+
+def test_its_own_tests_pass() -> None:
+    result = run("--test", "client.test.js", "resume.test.js")
+    assert result.returncode == 0, result.stdout
+    assert int(re.search(r"^# pass (\d+)", result.stdout, re.MULTILINE)[1]) >= 10
+
+
+def test_the_example_streams_an_answer() -> None:
+    with fake_public_server.running() as server:
+        result = run("example.js", "one two three", server.target)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("ONE TWO THREE")
+
+
+def test_the_example_says_what_failed() -> None:
+    result = run("example.js", "x", "127.0.0.1:1")
+    assert result.returncode == 1
+    assert result.stderr.startswith("UNAVAILABLE")
+
+
+def test_its_dependencies_are_those_that_the_tests_use() -> None:
+    own = json.loads((LIBRARY / "package.json").read_text())["dependencies"]
+    tested = json.loads((ROOT / "package.json").read_text())["devDependencies"]
+    assert {name: tested[name] for name in own} == own
