@@ -64,6 +64,16 @@ func (e *Error) TokensEmitted() int {
 	return tokens
 }
 
+func (e *Error) withTokensEmitted(tokens int) *Error {
+	changed := *e
+	changed.Metadata = map[string]string{}
+	for key, value := range e.Metadata {
+		changed.Metadata[key] = value
+	}
+	changed.Metadata["tokens_emitted"] = strconv.Itoa(tokens)
+	return &changed
+}
+
 // asError turns gRPC's error into ours; the end of a stream and ours stay what they are.
 func asError(err error) error {
 	var known *Error

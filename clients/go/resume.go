@@ -21,20 +21,17 @@ const (
 
 // ResumingStream is a generation that outlives broken streams. When its stream breaks after Accepted (the server went
 // away, or gave up on a client that was too slow) it is opened again where it broke: with the tokens received so far
-// and the seed of Accepted, so that the answer is the one of an unbroken stream, sampled or not, and no text comes
-// twice. Deltas carry token ids whatever the request says. Only answers of one choice can be resumed. The context's
-// deadline holds for all streams together; the usage counts what the last one generated.
+// and the seed of Accepted, so that the answer is the one of an unbroken stream, sampled or not, and nothing comes
+// twice. Only answers of one choice without an echo of the prompt can be resumed. The context's deadline holds for all
+// streams together; the timings are those of the last one.
 type ResumingStream[Message proto.Message] struct {
 	ctx        context.Context
 	open       func() (receiver[Message], error)
 	read       func(Message) event
-	request    requestFields
+	answer     *answer
 	maxResumes int
 	numResumes int
 	stream     receiver[Message]
-	isAccepted bool
-	isPrompted bool
-	numSent    uint64
 }
 
 // GenerateResuming streams like GenerateStream, over broken streams, of which it opens at most maxResumes again.
@@ -42,9 +39,7 @@ func (c *Client) GenerateResuming(
 	ctx context.Context, request *v1.GenerateRequest, maxResumes int, options ...grpc.CallOption,
 ) (*ResumingStream[*v1.GenerateStreamResponse], error) {
 	request = proto.Clone(request).(*v1.GenerateRequest)
-	fields := requestFields{
-		&request.RequestId, &request.Sampling, &request.Output, &request.ResumeOutputTokenIds, request.GetStop(),
-	}
+	fields := requestFields{&request.RequestId, &request.Sampling, &request.Output, &request.ResumeOutputTokenIds}
 	open := func() (receiver[*v1.GenerateStreamResponse], error) {
 		return c.GenerateStream(ctx, request, options...)
 	}
@@ -56,9 +51,7 @@ func (c *Client) ChatResuming(
 	ctx context.Context, request *v1.ChatRequest, maxResumes int, options ...grpc.CallOption,
 ) (*ResumingStream[*v1.ChatStreamResponse], error) {
 	request = proto.Clone(request).(*v1.ChatRequest)
-	fields := requestFields{
-		&request.RequestId, &request.Sampling, &request.Output, &request.ResumeOutputTokenIds, request.GetStop(),
-	}
+	fields := requestFields{&request.RequestId, &request.Sampling, &request.Output, &request.ResumeOutputTokenIds}
 	open := func() (receiver[*v1.ChatStreamResponse], error) { return c.ChatStream(ctx, request, options...) }
 	return resuming(ctx, open, readChat, fields, maxResumes)
 }
@@ -67,58 +60,50 @@ func resuming[Message proto.Message](
 	ctx context.Context, open func() (receiver[Message], error), read func(Message) event, request requestFields,
 	maxResumes int,
 ) (*ResumingStream[Message], error) {
-	request.fill()
+	answer := newAnswer(request)
 	stream, err := open()
 	if err != nil {
 		return nil, err
 	}
 	return &ResumingStream[Message]{
-		ctx: ctx, open: open, read: read, request: request, maxResumes: maxResumes, stream: stream,
+		ctx: ctx, open: open, read: read, answer: answer, maxResumes: maxResumes, stream: stream,
 	}, nil
 }
 
 // Recv gives the next message, or io.EOF after the last one. The index of the messages counts over all streams.
 func (s *ResumingStream[Message]) Recv() (Message, error) {
+	var none Message
 	for {
-		message, err := s.stream.Recv()
-		if err != nil {
-			if err = s.reopen(err); err != nil {
-				return message, err
-			}
-			continue
-		}
-		event := s.read(message)
-		if s.note(event) {
-			*event.index = s.numSent
-			s.numSent++
+		message, isNew, err := s.next()
+		if isNew && err == nil {
 			return message, nil
 		}
+		if err != nil {
+			if err = s.reopen(err); err != nil {
+				return none, err
+			}
+		}
 	}
 }
 
-// note keeps what a resumption needs of a message, and reports whether the caller has yet to see it.
-func (s *ResumingStream[Message]) note(event event) bool {
-	isNew := true
-	if event.accepted != nil {
-		isNew, s.isAccepted = !s.isAccepted, true
-		*s.request.id = event.accepted.GetRequestId()
-		(*s.request.sampling).Seed = proto.Int64(event.accepted.GetSeed())
+// next takes one message of the stream, and reports whether the caller has yet to see what is left of it.
+func (s *ResumingStream[Message]) next() (Message, bool, error) {
+	message, err := s.stream.Recv()
+	if err != nil {
+		return message, false, err
 	}
-	if event.isPrompt {
-		isNew, s.isPrompted = !s.isPrompted, true
-	}
-	resumed := *s.request.resumed
-	resumed.Ids = append(resumed.Ids, event.tokenIDs...)
-	return isNew
+	isNew, err := s.answer.take(s.read(message))
+	return message, isNew, err
 }
 
-// reopen opens the stream again where that can help, else it returns the failure.
+// reopen opens the stream again where that can help, else it returns the failure, with the tokens of all streams.
 func (s *ResumingStream[Message]) reopen(failure error) error {
 	for s.canResume(failure) {
 		if err := s.wait(failure); err != nil {
 			return asError(status.FromContextError(err).Err())
 		}
 		s.numResumes++
+		s.answer.prepare()
 		stream, err := s.open()
 		if err == nil {
 			s.stream = stream
@@ -126,17 +111,22 @@ func (s *ResumingStream[Message]) reopen(failure error) error {
 		}
 		failure = err
 	}
+	var known *Error
+	if errors.As(failure, &known) && s.numResumes > 0 {
+		return known.withTokensEmitted(s.answer.numTokens())
+	}
 	return failure
 }
 
 func (s *ResumingStream[Message]) canResume(failure error) bool {
 	var known *Error
-	if !errors.As(failure, &known) || !s.isAccepted || s.numResumes >= s.maxResumes || !s.request.canBeResumed() {
+	if !errors.As(failure, &known) || s.answer.accepted == nil || s.numResumes >= s.maxResumes {
 		return false
 	}
 	// A server that has not yet noticed the end of the broken stream still knows its id as in flight.
 	isHeld := s.numResumes > 0 && known.Reason == "DUPLICATE_REQUEST"
-	return known.Code == codes.Unavailable || known.Reason == "SLOW_CLIENT" || isHeld
+	isBroken := known.Code == codes.Unavailable || known.Reason == "SLOW_CLIENT" || isHeld
+	return isBroken && s.answer.request.canBeResumed()
 }
 
 func (s *ResumingStream[Message]) wait(failure error) error {

@@ -73,7 +73,7 @@ def test_an_answer_is_whole_over_streams_that_break(
     assert all(request.output.token_ids for request in server.requests)
 
 
-@pytest.mark.parametrize("name", ["python", "python-aio", "node"])
+@pytest.mark.parametrize("name", ["python", "python-aio", "node", "go", "cpp"])
 @pytest.mark.parametrize(("method", "request_"), [GENERATION, CHAT], ids=["generation", "chat"])
 def test_an_answer_whose_end_alone_was_lost_gets_its_end(name: str, method: str, request_: dict[str, Any]):
     with fragile_server.running() as server, runners.start(name, server.target) as runner:
