@@ -26,12 +26,14 @@ const (
 // streams together; the timings are those of the last one.
 type ResumingStream[Message proto.Message] struct {
 	ctx        context.Context
-	open       func() (receiver[Message], error)
+	open       func(context.Context) (receiver[Message], error)
 	read       func(Message) event
 	answer     *answer
 	maxResumes int
 	numResumes int
 	stream     receiver[Message]
+	// Ends the stream of now.
+	cancel context.CancelFunc
 }
 
 // GenerateResuming streams like GenerateStream, over broken streams, of which it opens at most maxResumes again.
@@ -40,7 +42,7 @@ func (c *Client) GenerateResuming(
 ) (*ResumingStream[*v1.GenerateStreamResponse], error) {
 	request = proto.Clone(request).(*v1.GenerateRequest)
 	fields := requestFields{&request.RequestId, &request.Sampling, &request.Output, &request.ResumeOutputTokenIds}
-	open := func() (receiver[*v1.GenerateStreamResponse], error) {
+	open := func(ctx context.Context) (receiver[*v1.GenerateStreamResponse], error) {
 		return c.GenerateStream(ctx, request, options...)
 	}
 	return resuming(ctx, open, readGeneration, fields, maxResumes)
@@ -52,22 +54,33 @@ func (c *Client) ChatResuming(
 ) (*ResumingStream[*v1.ChatStreamResponse], error) {
 	request = proto.Clone(request).(*v1.ChatRequest)
 	fields := requestFields{&request.RequestId, &request.Sampling, &request.Output, &request.ResumeOutputTokenIds}
-	open := func() (receiver[*v1.ChatStreamResponse], error) { return c.ChatStream(ctx, request, options...) }
+	open := func(ctx context.Context) (receiver[*v1.ChatStreamResponse], error) {
+		return c.ChatStream(ctx, request, options...)
+	}
 	return resuming(ctx, open, readChat, fields, maxResumes)
 }
 
 func resuming[Message proto.Message](
-	ctx context.Context, open func() (receiver[Message], error), read func(Message) event, request requestFields,
-	maxResumes int,
+	ctx context.Context, open func(context.Context) (receiver[Message], error), read func(Message) event,
+	request requestFields, maxResumes int,
 ) (*ResumingStream[Message], error) {
-	answer := newAnswer(request)
-	stream, err := open()
-	if err != nil {
+	stream := &ResumingStream[Message]{
+		ctx: ctx, open: open, read: read, answer: newAnswer(request), maxResumes: maxResumes,
+	}
+	if err := stream.start(); err != nil {
 		return nil, err
 	}
-	return &ResumingStream[Message]{
-		ctx: ctx, open: open, read: read, answer: answer, maxResumes: maxResumes, stream: stream,
-	}, nil
+	return stream, nil
+}
+
+func (s *ResumingStream[Message]) start() (err error) {
+	var ctx context.Context
+	ctx, s.cancel = context.WithCancel(s.ctx)
+	s.stream, err = s.open(ctx)
+	if err != nil {
+		s.cancel()
+	}
+	return err
 }
 
 // Recv gives the next message, or io.EOF after the last one. The index of the messages counts over all streams.
@@ -89,10 +102,14 @@ func (s *ResumingStream[Message]) Recv() (Message, error) {
 // next takes one message of the stream, and reports whether the caller has yet to see what is left of it.
 func (s *ResumingStream[Message]) next() (Message, bool, error) {
 	message, err := s.stream.Recv()
-	if err != nil {
-		return message, false, err
+	isNew := false
+	if err == nil {
+		isNew, err = s.answer.take(s.read(message))
 	}
-	isNew, err := s.answer.take(s.read(message))
+	if err != nil {
+		// A stream that has diverged still runs; for others this only frees what belongs to them.
+		s.cancel()
+	}
 	return message, isNew, err
 }
 
@@ -104,12 +121,9 @@ func (s *ResumingStream[Message]) reopen(failure error) error {
 		}
 		s.numResumes++
 		s.answer.prepare()
-		stream, err := s.open()
-		if err == nil {
-			s.stream = stream
+		if failure = s.start(); failure == nil {
 			return nil
 		}
-		failure = err
 	}
 	var known *Error
 	if errors.As(failure, &known) && s.numResumes > 0 {
