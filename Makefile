@@ -19,7 +19,7 @@ ARGS ?=
 BENCH ?=
 PYTEST ?= $(BIN)/pytest
 
-.PHONY: help install run demo test test-fast test-property golden-update check check-protos protos fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run demo test test-fast test-property golden-update check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -49,7 +49,7 @@ test-property: $(INSTALLED) ## Look for new counterexamples with the property te
 golden-update: $(INSTALLED) ## Rewrite the golden files of tests/golden; review the diff
 	@$(PYTEST) tests/golden --golden-update
 
-check: lint types check-protos test ## Everything CI runs
+check: lint types check-protos clients test ## Everything CI runs
 
 lint: $(INSTALLED) ## Formatting, ruff and the import contracts
 	@$(BIN)/ruff format --check --quiet
@@ -69,6 +69,9 @@ protos: $(INSTALLED) ## Regenerate the committed stubs from protos/
 
 check-protos: $(INSTALLED) ## The stubs match protos/; buf lint, format and breaking changes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check-protos
+
+clients: $(INSTALLED) ## Build the Go and C++ clients into build/clients
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/build-clients
 
 bench: $(INSTALLED) ## Measure everything that needs no other engine, < 10 minutes (BENCH="model_step ..." = only these)
 	@$(BIN)/python -m bench.run $(BENCH)

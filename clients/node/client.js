@@ -2,7 +2,7 @@
 
 import { readFileSync } from 'node:fs';
 import { Client as Channel, Metadata, credentials } from '@grpc/grpc-js';
-import { CallError } from './errors.js';
+import { CallError, textOf } from './errors.js';
 import { SERVICE_CONFIG, methodOf } from './protos.js';
 import { resumed } from './resume.js';
 import { requestWithStructs, responseWithoutStructs } from './structs.js';
@@ -107,6 +107,7 @@ export class Client {
           else resolve(responseWithoutStructs(response));
         },
       );
+      tellTrailers(call, options);
       const unlink = cancelBySignal(call, options.signal);
     });
   }
@@ -123,6 +124,7 @@ export class Client {
     );
     // A call that nobody reads any more still ends with an error, which must not end the process.
     call.on('error', () => {});
+    tellTrailers(call, options);
     const unlink = cancelBySignal(call, options.signal);
     try {
       for await (const message of call) yield responseWithoutStructs(message);
@@ -143,6 +145,10 @@ export class Client {
 }
 
 const deadlineOf = ({ timeoutMs }) => (timeoutMs === undefined ? {} : { deadline: Date.now() + timeoutMs });
+
+const tellTrailers = (call, { onTrailers }) => {
+  if (onTrailers) call.on('status', ({ metadata }) => onTrailers(textOf(metadata)));
+};
 
 /** Cancel the call when the signal fires; what is returned undoes the connection. */
 const cancelBySignal = (call, signal) => {

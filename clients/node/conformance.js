@@ -53,16 +53,22 @@ const errorFields = (error) => {
 };
 
 const run = async ({ method, request, timeout_ms, cancel_after_messages, metadata, resume }) => {
-  const options = { metadata, ...(timeout_ms && { timeoutMs: timeout_ms }), ...(resume && { maxResumes: 2 }) };
   const messages = [];
+  let trailers = {};
+  const options = {
+    metadata,
+    onTrailers: (received) => (trailers = received),
+    ...(timeout_ms && { timeoutMs: timeout_ms }),
+    ...(resume && { maxResumes: 2 }),
+  };
   try {
     const answer = METHODS[method.replace('stepwire.v1.', '')](request ?? {}, options);
-    if (answer instanceof Promise) return { messages: [asJson(await answer)], code: 'OK' };
+    if (answer instanceof Promise) return { messages: [asJson(await answer)], code: 'OK', trailers };
     for await (const message of answer) {
       messages.push(asJson(message));
       if (messages.length === cancel_after_messages) return { messages, code: 'CANCELLED' };
     }
-    return { messages, code: 'OK' };
+    return { messages, code: 'OK', trailers };
   } catch (error) {
     if (!(error instanceof CallError)) throw error;
     return { messages, ...errorFields(error) };

@@ -46,7 +46,8 @@ const readDetails = (metadata) => {
   return found;
 };
 
-const textOf = (metadata) =>
+/** The entries that are text, as a plain object. */
+export const textOf = (metadata) =>
   Object.fromEntries(Object.entries(metadata?.getMap() ?? {}).filter(([, value]) => typeof value === 'string'));
 
 /** A call failed. The fields are described in index.d.ts. */

@@ -21,12 +21,15 @@ export interface CallOptions {
   signal?: AbortSignal;
   /** More of gRPC's metadata, e.g. `x-request-id`. */
   metadata?: Record<string, string>;
+  /** Called at the end of the call, whatever its end, with the trailing metadata that is text. */
+  onTrailers?: (trailers: Record<string, string>) => void;
 }
 
 export interface StreamOptions extends CallOptions {
   /**
    * How often a stream that was lost after Accepted is continued; 0 = never (the default). The answer is that of an
-   * undisturbed stream: the tokens so far and the seed are sent again. Only for one choice (`sampling.n` = 1).
+   * undisturbed stream: the tokens so far and the seed are sent again, and nothing comes twice. Throws TypeError for
+   * several choices (`sampling.n`), whose tokens can not be sent along, and for an echoed prompt.
    */
   maxResumes?: number;
 }
@@ -55,7 +58,7 @@ export class Client {
   /** ChatRequest -> ChatResponse; its message can go into the next request as it is. */
   chat(request: ProtoMessage, options?: CallOptions): Promise<ProtoMessage>;
   /** ChatRequest -> Accepted, deltas, one Finished per choice. Leaving the loop aborts the request. */
-  chatStream(request: ProtoMessage, options?: CallOptions): AsyncGenerator<ProtoMessage, void, void>;
+  chatStream(request: ProtoMessage, options?: StreamOptions): AsyncGenerator<ProtoMessage, void, void>;
   /** End requests of this caller by id; the AbortResponse tells which were live. */
   abort(requestIds: string[], options?: CallOptions): Promise<ProtoMessage>;
   /** TokenizeResponse: one encoding for each text, in order. */

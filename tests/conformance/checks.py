@@ -141,16 +141,28 @@ def _values(reply: Reply, wanted: Mapping[str, Any], saved: Saved) -> None:
     assert {path: value_at(reply.messages[-1], path) for path in wanted} == wanted
 
 
+def _first_values(reply: Reply, wanted: Mapping[str, Any], saved: Saved) -> None:
+    """Fields of the first message."""
+    assert {path: value_at(reply.messages[0], path) for path in wanted} == wanted
+
+
+def _trailers(reply: Reply, wanted: Mapping[str, str], saved: Saved) -> None:
+    """Trailing metadata, each with words that are in its value."""
+    for key, words in wanted.items():
+        assert words in reply.trailers.get(key, "")
+
+
 def _json_keys(reply: Reply, wanted: list[str], saved: Saved) -> None:
     assert sorted(json.loads(text_of(reply))) == sorted(wanted)
 
 
 def _num_logprobs(reply: Reply, wanted: int, saved: Saved) -> None:
-    """Each output token has its log-probability and those of the k most likely."""
+    """Each output token has its bytes, its log-probability and those of the k most likely."""
     outputs = [part for message in reply.messages for part in _outputs(message)]
     rows = [row for part in outputs for row in part.logprobs]
     assert [row.sampled.token_id for row in rows] == token_ids_of(reply)
     assert rows
+    assert b"".join(row.sampled.token_bytes for row in rows).decode() == text_of(reply)
     for row in rows:
         assert row.sampled.logprob <= 0
         assert len(row.top) == wanted
@@ -188,6 +200,8 @@ CHECKS: dict[str, Callable[[Reply, Any, Saved], None]] = {
     "same_text": _same_text,
     "completes": _completes,
     "values": _values,
+    "first_values": _first_values,
+    "trailers": _trailers,
     "json_keys": _json_keys,
     "num_logprobs": _num_logprobs,
     "tool_call": _tool_call,

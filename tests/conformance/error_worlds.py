@@ -68,9 +68,9 @@ class World:
 
 
 @asynccontextmanager
-async def world_of(kind: str, directory: Path) -> AsyncIterator[World]:
+async def world_of(kind: str, directory: Path, **more_settings: Any) -> AsyncIterator[World]:
     """`plain`; `guarded`: callers need tokens; `starting`: the engine never gets ready; `impatient`: see above."""
-    settings: dict[str, Any] = {"cache_dir": directory / "cache"}
+    settings: dict[str, Any] = {"cache_dir": directory / "cache", **more_settings}
     (directory / "model").mkdir()
     engine = FakeEngine(
         write_model_dir(directory / "model", byte_level_backend(), config={"eos_token_id": 0}), vocab_size=400

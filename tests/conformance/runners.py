@@ -140,6 +140,8 @@ RUNNERS: dict[str, Callable[[], list[str]]] = {
     "python": lambda: _python("python_runner.py"),
     "python-aio": lambda: _python("aio_runner.py"),
     "node": _node,
+    "go": lambda: _built("go"),
+    "cpp": lambda: _built("cpp"),
 }
 # Those whose library resumes streams by itself.
 RESUMING = ["python", "python-aio", "node"]

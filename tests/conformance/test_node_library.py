@@ -18,7 +18,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_its_own_tests_pass() -> None:
-    result = run("--test", "client.test.js")
+    result = run("--test", "client.test.js", "resume.test.js")
     assert result.returncode == 0, result.stdout
     assert int(re.search(r"^# pass (\d+)", result.stdout, re.MULTILINE)[1]) >= 10
 

@@ -141,12 +141,11 @@ class ResumableStream(Generic[Request, Response]):
         return ABORT_TIMEOUT_S if remaining is None else min(ABORT_TIMEOUT_S, remaining)
 
     def _is_worth_it(self, error: CallError) -> bool:
-        if (error.details.pushback_ms or 0) < 0:
+        # Before Accepted nothing was begun that could go on: whether to ask at all is the caller's to say.
+        if self._accepted is None or (error.details.pushback_ms or 0) < 0:
             return False
-        if error.code is grpc.StatusCode.UNAVAILABLE:
+        if error.code is grpc.StatusCode.UNAVAILABLE or error.reason == "SLOW_CLIENT":
             return True
-        if error.reason == "SLOW_CLIENT":
-            return self._accepted is not None
         return self._num_resumes > 0 and error.reason in _WORTH_WAITING
 
     def _delay_s(self, error: CallError) -> float:
