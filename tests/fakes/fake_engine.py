@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from fakes.fake_engine_session import FakeEngineSession
+from fakes.fake_pooling import HIDDEN_SIZE
 from stepwire import grpc_options, tokenizer_archive
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.engine.v1 import engine_core_pb2_grpc as pb_grpc
@@ -67,6 +68,8 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
             state=common_pb2.ENGINE_STATE_RUNNING,
             version="0.1.0-fake",
             kv_cache_max_concurrency=4.0,
+            embedding_dimensions=HIDDEN_SIZE,
+            features=["pooling:last"],
         )
         # What the test may change at any time.
         self.answers_pings = True

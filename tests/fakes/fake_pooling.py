@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine_core.scheduler.pooling import PoolingParams, PoolingType
+from engine_core.scheduler.pooling import EMBED, PoolingParams, PoolingType
+from stepwire.engine.v1 import engine_core_pb2
 
 HIDDEN_SIZE = 6
 
@@ -15,6 +16,19 @@ def fake_hidden(token_ids: Sequence[int]) -> np.ndarray:
     """[T, HIDDEN_SIZE]: each row depends on its token and on all before it."""
     sums = np.cumsum(np.array(token_ids, dtype=np.float64))
     return np.stack([np.sin(sums * (1 + place)) for place in range(HIDDEN_SIZE)], axis=1)
+
+
+def wire_vector(token_ids: Sequence[int], asked: engine_core_pb2.PoolingParams) -> bytes:
+    """Of the last token, as an engine answers what a frontend has sent."""
+    assert asked.task == EMBED
+    return fake_vector(
+        token_ids,
+        PoolingParams(
+            type=PoolingType.LAST,
+            is_normalized=asked.normalize or not asked.HasField("normalize"),
+            num_dimensions=asked.dimensions if asked.HasField("dimensions") else None,
+        ),
+    )
 
 
 def fake_vector(token_ids: Sequence[int], params: PoolingParams) -> bytes:
