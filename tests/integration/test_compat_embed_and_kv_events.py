@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -24,6 +26,13 @@ Code = grpc.StatusCode
 HASHES = [bytes([number]) * 32 for number in range(1, 5)]
 SHORT = [int.from_bytes(one[:8], "big", signed=True) for one in HASHES]
 CLEARED = engine_pb.KvEvent(cleared=engine_pb.KvEvent.AllBlocksCleared())
+
+
+@pytest.fixture
+async def frontend(engine: FakeEngine, tmp_path: Path) -> AsyncIterator[RunningFrontend]:
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path / "cache", relay_kv_events=True) as running:
+        await running.wait_for_health(SERVING)
+        yield running
 
 
 @pytest.fixture
@@ -82,6 +91,16 @@ async def test_without_a_feed_it_is_unimplemented_and_names_the_flag(gateway):
     failure = await failure_of(subscribe(gateway).read())
     assert (failure.code, failure.reason) == (Code.UNIMPLEMENTED, "UNSUPPORTED_FEATURE")
     assert "--enable-kv-events" in failure.message
+
+
+async def test_nothing_is_relayed_unless_the_operator_wants_it(engine: FakeEngine, tmp_path):
+    engine.kv_feed.is_on = True
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path / "cache") as running:
+        await running.wait_for_health(SERVING)
+        failure = await failure_of(subscribe(pb_grpc.VllmEngineStub(running.channel)).read())
+        assert (failure.code, failure.reason) == (Code.UNIMPLEMENTED, "UNSUPPORTED_FEATURE")
+        assert "--relay-kv-events" in failure.message
+    assert engine.kv_feed.starts == []
 
 
 async def test_headers_come_before_there_is_anything_to_tell(gateway, engine: FakeEngine):
@@ -145,7 +164,8 @@ async def test_the_end_of_the_feed_is_an_error_that_says_why(gateway, engine: Fa
 
 async def test_the_end_of_the_frontend_ends_the_relay(engine: FakeEngine, tmp_path):
     engine.kv_feed.is_on = True
-    async with running_frontend(engine.endpoint, cache_dir=tmp_path / "cache") as running:
+    settings = {"relay_kv_events": True}
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path / "cache", **settings) as running:
         await running.wait_for_health(SERVING)
         call = subscribe(pb_grpc.VllmEngineStub(running.channel))
         await call.initial_metadata()
@@ -160,7 +180,7 @@ async def test_feeds_of_several_engines_are_not_mixed(tokenizer_dir, tmp_path):
     async with (
         one.running(),
         two.running(),
-        running_frontend(one.endpoint, two.endpoint, cache_dir=tmp_path / "cache") as running,
+        running_frontend(one.endpoint, two.endpoint, cache_dir=tmp_path / "cache", relay_kv_events=True) as running,
     ):
         await running.wait_until(lambda: sum(c.is_available for c in running.process.frontend.pool.connections) == 2)
         failure = await failure_of(subscribe(pb_grpc.VllmEngineStub(running.channel)).read())

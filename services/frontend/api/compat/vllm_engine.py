@@ -84,7 +84,9 @@ class VllmEngine(pb_grpc.VllmEngineServicer):  # type: ignore[misc]  # its packa
 
     @answers_errors
     async def SubscribeKvEvents(self, request: Any, context: Context) -> None:
-        # A load record would come before the first batch; none is what senders without such records do.
+        if not self._frontend.settings.relay_kv_events:
+            # The engine's port is for frontends alone; this one may be anybody's.
+            raise InvalidRequestError("start the frontend with --relay-kv-events", reason="UNSUPPORTED_FEATURE")
         async with self._frontend.pool.kv_events(request.start_sequence_number) as feed:
             with writing():
                 # At once: gateways give up on a worker whose headers do not come.
