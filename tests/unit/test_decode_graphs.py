@@ -158,7 +158,7 @@ def test_they_are_recorded_again_over_other_caches_and_when_dropped(backend: Nat
 
 
 def test_a_runner_replays_decodes_and_no_others(backend: NativeDecoder, recorder: Recorder):
-    """Prompts run eagerly; so does a step like a decode that has to tell log-probabilities or a vector of its prompt."""
+    """Prompts run eagerly; so does a step like a decode that tells log-probabilities or a vector of its prompt."""
     runner = ModelRunner(backend, torch.float32, CPU, MAX_NUM_SEQS, DeviceKernels())
     runner.initialize_kv_cache(NUM_BLOCKS, BLOCK_SIZE)
     runner.graphs = graphs_of(backend, recorder)

@@ -272,13 +272,14 @@ class Scheduler:
         self._processed_step = scheduler_output.step
         self.kv_cache_manager.release_fenced(scheduler_output.step)
         outputs: list[EngineCoreOutput] = []
+        pooled = runner_output.pooled
         for key, token_ids in zip(runner_output.keys, runner_output.sampled_token_ids, strict=True):
             request = self.requests.get(key)
             # The latter: a broken frontend used the handle again, and this is the result of its predecessor.
             if request is None or not request.was_in(scheduler_output.step):
                 continue
-            if key in runner_output.pooled:
-                outputs.append(self._finish_pooled(request, runner_output.pooled[key]))
+            if pooled and key in pooled:
+                outputs.append(self._finish_pooled(request, pooled[key]))
                 continue
             prompt_rows = new_prompt_rows(request, runner_output.prompt_logprobs.get(key))
             # A partial prefill samples nothing, and has no news but those of its prompt.
