@@ -6,6 +6,7 @@ With each backend; on small random models of several families, and on the embedd
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import AutoTokenizer
 
 from core_driver import CoreDriver
 from engine_core.scheduler.output import FinishReason
-from engine_core.scheduler.pooling import PoolingParams, PoolingType
+from engine_core.scheduler.pooling import ModelPooling, PoolingParams, PoolingType
 from engine_core.scheduler.request import RequestKey
 from fakes.tiny_models import VOCAB_SIZE, load_reference, save_tiny_model, tiny_configs
 
@@ -136,3 +137,25 @@ def test_the_embedded_model_pools_as_transformers_does(embedded_model_dir: Path,
     driver.run()
     asked.check()
     assert len(driver.tokens[decode]) == 16
+
+
+def test_a_checkpoint_of_sentence_transformers_is_pooled_as_its_files_say(tmp_path: Path) -> None:
+    """Its weights are those of the decoder alone, under names of their own."""
+    config = tiny_configs()["qwen3"]
+    config.tie_word_embeddings = True
+    whole = save_tiny_model(tmp_path / "whole", config)
+    model_dir = tmp_path / "decoder"
+    load_reference(whole).base_model.save_pretrained(model_dir)
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    modules.append({"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"})
+    modules.append({"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"})
+    (model_dir / "modules.json").write_text(json.dumps(modules))
+    (model_dir / "1_Pooling").mkdir()
+    (model_dir / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    driver = CoreDriver(model_dir, num_blocks=40, block_size=4, max_num_seqs=4, max_num_batched_tokens=12)
+    assert driver.core.config.pooling == ModelPooling(PoolingType.MEAN, is_normalized=True)
+    prompt = random_prompt(20, 7)
+    key = driver.add(prompt, 0, pooling=PoolingParams())
+    driver.run()
+    found = np.frombuffer(driver.pooled[key], dtype="<f4")
+    np.testing.assert_allclose(found, Reference(whole).vector(prompt, PoolingType.MEAN), rtol=0, atol=TOLERANCE)
