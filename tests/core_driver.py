@@ -34,6 +34,8 @@ class CoreDriver:
         self.core: EngineCore = started.core
         self.tokens: dict[RequestKey, list[int]] = {}
         self.finishes: dict[RequestKey, FinishReason] = {}
+        # Of those that have ended.
+        self.num_preemptions: dict[RequestKey, int] = {}
         self.logprobs_params: dict[RequestKey, LogprobsParams] = {}
         # In the order in which they came.
         self.logprobs: dict[RequestKey, list[PackedLogprobs]] = {}
@@ -102,3 +104,4 @@ class CoreDriver:
                 self.pooled[output.key] = output.pooled
             if output.finish is not None:
                 self.finishes[output.key] = output.finish.reason
+                self.num_preemptions[output.key] = output.finish.num_preemptions

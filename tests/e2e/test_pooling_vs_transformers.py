@@ -121,7 +121,7 @@ def test_preemption_changes_no_vector(tmp_path: Path) -> None:
             asked.add(random_prompt(45, 80 + 10 * index + place), kind)
     driver.run()
     asked.check()
-    assert driver.core.scheduler.stats().num_preemptions > 0
+    assert any(driver.num_preemptions[key] for key in driver.pooled)
 
 
 @pytest.mark.parametrize("model_impl", ["native", "transformers"])
