@@ -145,6 +145,17 @@ async def test_a_snapshot_and_what_follows_reach_the_gateway(gateway, engine: Fa
     assert batches[4].events[0].HasField("cleared")
 
 
+async def test_many_tokens_arrive_whole_by_way_of_a_thread(gateway, engine: FakeEngine):
+    engine.kv_feed.is_on = True
+    tokens = list(range(20_000))
+    block = engine_pb.KvEvent.BlockStored(
+        block_hashes=HASHES[:2], token_ids=token_array.pack(tokens), block_size=len(tokens) // 2
+    )
+    engine.kv_feed.responses.put_nowait(response(7, engine_pb.KvEvent(stored=block)))
+    batch = await subscribe(gateway, 7).read()
+    assert [token for block in batch.events[0].stored.blocks for token in block.token_ids] == tokens
+
+
 @pytest.mark.parametrize(
     ("last", "code"),
     [

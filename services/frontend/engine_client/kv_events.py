@@ -25,6 +25,8 @@ from stepwire.grpc_errors import reason_of
 
 # An engine that refuses says so within a fraction of this; one that has nothing to tell yet says nothing.
 REFUSAL_S = 0.5
+# A part of a snapshot may have 2 MiB, which takes tens of milliseconds to read.
+MAX_BYTES_ON_LOOP = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,10 @@ class KvChanges:
     sequence: int
     rank: int
     changes: list[KvChange]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(change.token_ids) for change in self.changes if isinstance(change, BlocksStored))
 
 
 class KvEventFeed:
@@ -106,8 +112,9 @@ class KvEventFeed:
             raise UnavailableError("this frontend is shutting down", reason="DRAINING") from None
         if not isinstance(response, pb.SubscribeKvEventsResponse):
             return None
-        changes = [_to_change(event) for event in response.events]
-        return KvChanges(response.sequence, response.data_parallel_rank, changes)
+        if response.ByteSize() > MAX_BYTES_ON_LOOP:
+            return await asyncio.to_thread(_to_changes, response)
+        return _to_changes(response)
 
 
 class KvEventFeeds:
@@ -135,6 +142,11 @@ class KvEventFeeds:
     def close(self) -> None:
         for feed in self._open:
             feed.end()
+
+
+def _to_changes(response: pb.SubscribeKvEventsResponse) -> KvChanges:
+    changes = [_to_change(event) for event in response.events]
+    return KvChanges(response.sequence, response.data_parallel_rank, changes)
 
 
 def _to_change(event: pb.KvEvent) -> KvChange:

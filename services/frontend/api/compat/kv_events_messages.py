@@ -24,22 +24,29 @@ class KvBatches:
         self._parts: list[KvChanges] = []
         self._is_first = True
 
-    def take(self, news: KvChanges) -> Iterator[Any]:
+    @property
+    def num_tokens(self) -> int:
+        """Of the parts that are held."""
+        return sum(part.num_tokens for part in self._parts)
+
+    def take(self, news: KvChanges) -> list[Any]:
+        """What can be told now."""
         self._parts.append(news)
         if not news.sequence:
-            return
+            return []
         parts, self._parts = self._parts, []
         is_first, self._is_first = self._is_first, False
         is_snapshot = len(parts) > 1 or (is_first and bool(news.changes) and isinstance(news.changes[0], AllCleared))
-        if not is_snapshot:
-            yield _batch(news.sequence, news)
-            return
-        num_blocks = sum(_num_blocks(part.changes) for part in parts)
-        for index, part in enumerate(parts):
-            # The last one has the number of the state.
-            batch = _batch(news.sequence - len(parts) + 1 + index, part)
-            batch.snapshot.CopyFrom(common_pb2.KvSnapshotChunk(index=index, count=len(parts), blocks=num_blocks))
-            yield batch
+        return list(_snapshot(parts)) if is_snapshot else [_batch(news.sequence, news)]
+
+
+def _snapshot(parts: Sequence[KvChanges]) -> Iterator[Any]:
+    num_blocks = sum(_num_blocks(part.changes) for part in parts)
+    for index, part in enumerate(parts):
+        # The last one has the number of the state.
+        batch = _batch(parts[-1].sequence - len(parts) + 1 + index, part)
+        batch.snapshot.CopyFrom(common_pb2.KvSnapshotChunk(index=index, count=len(parts), blocks=num_blocks))
+        yield batch
 
 
 def _batch(sequence: int, news: KvChanges) -> Any:

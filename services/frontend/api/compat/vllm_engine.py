@@ -93,7 +93,8 @@ class VllmEngine(pb_grpc.VllmEngineServicer):  # type: ignore[misc]  # its packa
                 await context.send_initial_metadata(())
                 batches = KvBatches()
                 while (news := await feed.next()) is not None:
-                    for batch in batches.take(news):
+                    num_tokens = batches.num_tokens + news.num_tokens
+                    for batch in await convert(num_tokens, partial(batches.take, news)):
                         await context.write(batch)
         raise UnavailableError("the engine has ended its feed of cache events", retry_after_ms=RETRY_AFTER_MS)
 
