@@ -19,6 +19,7 @@ from frontend.process import FrontendProcess
 from frontend.server import SERVICE_NAMES
 from stepwire.v1 import (
     chat_service_pb2_grpc,
+    embedding_service_pb2_grpc,
     generation_service_pb2_grpc,
     model_service_pb2_grpc,
     tokenization_service_pb2_grpc,
@@ -43,6 +44,7 @@ class RunningFrontend:
     def __post_init__(self) -> None:
         self.generation = generation_service_pb2_grpc.GenerationServiceStub(self.channel)
         self.chat = chat_service_pb2_grpc.ChatServiceStub(self.channel)
+        self.embedding = embedding_service_pb2_grpc.EmbeddingServiceStub(self.channel)
         self.tokenization = tokenization_service_pb2_grpc.TokenizationServiceStub(self.channel)
         self.models = model_service_pb2_grpc.ModelServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)

@@ -106,6 +106,10 @@ class EngineSettings(Settings):
         True, description="Admit a prompt only when all of it fits the free blocks, not only its first chunk."
     )
     watermark: float = Field(0.0, ge=0, lt=1, description="Share of blocks kept free when admitting next to others.")
+    pooling: Literal["auto", "mean", "last", "cls", "off"] = Field(
+        "auto",
+        description="What makes an embedding of a prompt's hidden states; auto = as the model's files say, else last.",
+    )
     max_logprobs: int = Field(
         20,
         ge=-1,

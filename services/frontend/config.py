@@ -103,6 +103,10 @@ class FrontendSettings(Settings):
         description="Serve vllm.grpc.engine.VllmEngine too, for gateways that speak it; auto = when the package "
         "smg-grpc-proto is installed.",
     )
+    relay_kv_events: bool = Field(
+        False,
+        description="Relay the engine's cache events to gateways: all callers of the port can read prompts from them.",
+    )
     owner: Literal["none", "parent"] = Field(
         "none", description="parent: end when the parent process goes (a pipe on stdin reaches its end)."
     )

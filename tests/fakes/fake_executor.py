@@ -16,9 +16,11 @@ from engine_core.config import EngineSettings
 from engine_core.model_executor.device_thread import DeviceThread
 from engine_core.model_executor.executor import FailureCallback, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.pooling import PoolingParams
 from engine_core.scheduler.request import LogprobsParams, RequestKey
 from engine_core.structured_output.bitmask import GrammarBitmask
 from engine_core.structured_output.vocabulary import Vocabulary
+from fakes.fake_pooling import HIDDEN_SIZE, fake_vector
 from fakes.worker_logprobs import fake_prompt, fake_sampled
 
 VOCAB_SIZE = 512
@@ -82,6 +84,7 @@ class FakeExecutor:
         self._num_computed: dict[RequestKey, int] = {}
         self._prompts: dict[RequestKey, list[int]] = {}
         self._logprobs: dict[RequestKey, LogprobsParams] = {}
+        self._pooling: dict[RequestKey, PoolingParams] = {}
         self._device_thread = DeviceThread(has_thread=settings.async_scheduling)
         self._max_concurrent_batches = 2 if settings.async_scheduling else 1
         # Of the step that was started: computed tokens before and after it, by request.
@@ -98,6 +101,7 @@ class FakeExecutor:
             num_layers=1,
             kv_bytes_per_token=4,
             weight_bytes=0,
+            hidden_size=HIDDEN_SIZE,
         )
 
     @property
@@ -128,10 +132,13 @@ class FakeExecutor:
         self.finished_keys += scheduler_output.finished_keys
         for key in scheduler_output.finished_keys:
             del self._token_ids[key], self._prompts[key], self._logprobs[key], self._num_computed[key]
+            self._pooling.pop(key, None)
         for new in scheduler_output.new_requests:
             self._token_ids[new.key] = [*new.prompt_token_ids, *new.output_token_ids]
             self._prompts[new.key], self._logprobs[new.key] = new.prompt_token_ids, new.logprobs
             self._num_computed[new.key] = new.num_computed_tokens
+            if new.pooling is not None:
+                self._pooling[new.key] = new.pooling
             if new.prompt_token_ids[0] == POISON_TOKEN:
                 raise RuntimeError("poisoned prompt")
             if new.prompt_token_ids[0] == CALLBACK_TOKEN:
@@ -167,6 +174,11 @@ class FakeExecutor:
     def _compute(
         self, output: ModelRunnerOutput, key: RequestKey, start: int, end: int, words: np.ndarray | None
     ) -> None:
+        if key in self._pooling:
+            output.sampled_token_ids.append([])
+            if end == len(self._prompts[key]):
+                output.pooled[key] = fake_vector(self._prompts[key], self._pooling[key])
+            return
         sampled = self._sample(key, end, words)
         output.sampled_token_ids.append(sampled)
         rows = fake_sampled(self._logprobs[key], sampled[0], len(self._token_ids[key]) - 1) if sampled else None
