@@ -61,7 +61,7 @@ def marked() -> Streams:
 
 
 def _break_between_words(tokenizer: Tokenizer, seed: int, token_ids: list[int]) -> list[int]:
-    """Lone bytes between words: whole characters right beside one are spoiled by a whole decode, but not in a stream."""
+    """Lone bytes between words: right beside one, whole characters are spoiled by a whole decode but not in a stream."""
     rng = random.Random(seed)
     word, *lone = tokenizer.encode("hello"), *(tokenizer.encode("é")[-2:])
     broken = [*token_ids, *word]
@@ -196,7 +196,7 @@ def test_stop_strings_end_an_answer_where_a_search_of_its_text_does(streams: Str
     tokenizer, num_found = streams.tokenizer, 0
     for seed, token_ids in enumerate(streams):
         rng, whole = random.Random(seed), tokenizer.decode(token_ids)
-        # Which token settles that a byte is broken is the decoder's business: then only one stop, found sooner or later.
+        # Which token settles that a byte is broken is up to the decoder: one stop is found all the same.
         stops = draw_stops(rng, whole, 1 if BROKEN in whole else rng.randint(1, 4))
         changes = {"stop_strings": tuple(stops), "include_stop": include_stop, "prompt_token_ids": []}
         choice = ChoiceState(make_request(**changes), 0, tokenizer)
