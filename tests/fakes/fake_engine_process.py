@@ -27,6 +27,7 @@ class FakeEngineSettings(EngineSettings):
     fake_load_s: float = Field(0.0, description="The load takes this long.")
     fake_slow_step_s: float = Field(SLOW_STEP_S, description="Steps with a slow prompt take this long.")
     fake_grammars: bool = Field(False, description="The model's vocabulary is known: structured output is on.")
+    fake_poisons: bool = Field(True, description="Tokens that make steps fail or hang do so.")
     fake_load_error: str = Field("", description="The load ends with this StartupError.")
 
 
@@ -39,6 +40,7 @@ def load_fake(settings: EngineSettings, failure_callback: FailureCallback, progr
     vocabulary = FAKE_VOCABULARY if settings.fake_grammars else None
     executor = FakeExecutor(settings, failure_callback)
     executor.slow_step_s = settings.fake_slow_step_s
+    executor.has_poisons = settings.fake_poisons
     return LoadedModel(executor, ServedModel("fake", "", ""), b"", vocabulary)
 
 

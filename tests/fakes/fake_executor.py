@@ -66,6 +66,8 @@ class FakeExecutor:
         self.gate = threading.Event()
         self.gate.set()
         self.slow_step_s = SLOW_STEP_S
+        # Without, any prompt may be sent.
+        self.has_poisons = True
         self.is_shut_down = False
         self.finished_keys: list[RequestKey] = []
         self.scheduler_outputs: list[SchedulerOutput] = []
@@ -132,13 +134,8 @@ class FakeExecutor:
             self._token_ids[new.key] = [*new.prompt_token_ids, *new.output_token_ids]
             self._prompts[new.key], self._logprobs[new.key] = new.prompt_token_ids, new.logprobs
             self._num_computed[new.key] = new.num_computed_tokens
-            if new.prompt_token_ids[0] == POISON_TOKEN:
-                raise RuntimeError("poisoned prompt")
-            if new.prompt_token_ids[0] == CALLBACK_TOKEN:
-                error = RuntimeError("a worker died")
-                threading.Thread(target=self.failure_callback, args=(error,)).start()
-            if new.prompt_token_ids[0] == HANG_TOKEN:
-                threading.Event().wait()
+            if self.has_poisons:
+                self._swallow(new.prompt_token_ids[0])
         for cached in scheduler_output.cached_requests:
             self._num_computed[cached.key] = cached.num_computed_tokens
         scheduled = scheduler_output.num_scheduled_tokens
@@ -147,6 +144,15 @@ class FakeExecutor:
         pending = {key: (self._num_computed[key], self._num_computed[key] + n) for key, n in scheduled.items()}
         self._num_computed.update((key, end) for key, (_, end) in pending.items())
         return pending
+
+    def _swallow(self, token_id: int) -> None:
+        if token_id == POISON_TOKEN:
+            raise RuntimeError("poisoned prompt")
+        if token_id == CALLBACK_TOKEN:
+            error = RuntimeError("a worker died")
+            threading.Thread(target=self.failure_callback, args=(error,)).start()
+        if token_id == HANG_TOKEN:
+            threading.Event().wait()
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
         if self._forward is None:

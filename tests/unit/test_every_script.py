@@ -61,7 +61,7 @@ def marked() -> Streams:
 
 
 def _break_between_words(tokenizer: Tokenizer, seed: int, token_ids: list[int]) -> list[int]:
-    """Lone bytes between words: right beside one, whole characters are spoiled by a whole decode but not in a stream."""
+    """Lone bytes between words: characters right beside one are spoiled by a whole decode, but not in a stream."""
     rng = random.Random(seed)
     word, *lone = tokenizer.encode("hello"), *(tokenizer.encode("é")[-2:])
     broken = [*token_ids, *word]
