@@ -24,4 +24,6 @@ async def test_requests_cancelled_at_any_await_in_any_way(
             await storm.blow(NUM_REQUESTS)
             await stack.check_unharmed()
             assert stack.num_finished_choices() == stack.num_submitted_choices()
+            # Most were at work then, and did not get to their end.
+            assert stack.engine.metric(r"requests_aborted_total\{.*client_cancelled.*\}") > NUM_REQUESTS / 20
             assert {end for end, _ in storm.ends} == set(ENDS)
