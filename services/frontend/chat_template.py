@@ -98,10 +98,11 @@ class ChatTemplate:
             raise InvalidRequestError.of_field("chat_template", "the model has no chat template; give one")
         try:
             return _environment().from_string(self.source)
-        # A deeply nested one is too much for the compiler.
-        except (jinja2.TemplateError, RecursionError) as error:
+        # Nested too deeply, or a constant that cannot be computed: whatever it is, the template brings it about.
+        except Exception as error:
             place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-            what = f"{type(error).__name__}{place}" if self._is_callers else str(error)
+            is_quoted = isinstance(error, jinja2.TemplateError) and not self._is_callers
+            what = str(error) if is_quoted else f"{type(error).__name__}{place}"
             raise InvalidRequestError.of_field("chat_template", f"the template is not valid: {what}") from error
 
     def _describe(self, error: Exception) -> str:

@@ -37,6 +37,7 @@ _CHAT = chat_service_pb2.ChatRequest(messages=[_HELLO], tools=[_TOOL], stop=_FEW
 _GOOD: dict[str, Message] = {
     "GenerateRequest": generation_service_pb2.GenerateRequest(text="hello", stop=_FEW),
     "ChatRequest": _CHAT,
+    "RenderChatRequest": tokenization_service_pb2.RenderChatRequest(chat=_CHAT),
     "TokenizeRequest": tokenization_service_pb2.TokenizeRequest(texts=["hello"]),
     "DetokenizeRequest": tokenization_service_pb2.DetokenizeRequest(sequences=[common_pb2.TokenIds(ids=[5, 6])]),
 }

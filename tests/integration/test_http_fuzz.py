@@ -5,6 +5,7 @@ Each request is answered or refused in OpenAI's shape, none as a failure of ours
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 
 import httpx2
@@ -19,7 +20,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from fakes.hostile_json import bodies
+from fakes.hostile_json import bodies, values
+from fakes.hostile_messages import texts
+from fakes.hostile_templates import templates
 from frontend.api.openai_http.chat_body import ChatBody
 from frontend.api.openai_http.completion_body import CompletionBody
 from frontend.api.openai_http.service_routes import DetokenizeBody, TokenizeBody
@@ -102,5 +105,40 @@ def test_bodies_that_nobody_would_allow(target: FuzzedProcesses, fuzzing: Fuzzin
         path, body = request
         response = http.post(path, content=body, headers={"content-type": "application/json"})
         check_answer(response.status_code, response.text, (path, body[:2000]))
+
+    run(fuzzing, target, check)
+
+
+_names = texts.filter(lambda name: "\0" not in name) | st.sampled_from(("add", "a.b", "messages", "variable"))
+
+
+@st.composite
+def chats_with_templates(draw: st.DrawFn) -> dict[str, object]:
+    """A chat with a template of its caller, variables for it, and tools with names that a template might trip over."""
+    names = draw(st.lists(_names, max_size=2, unique=True))
+    arguments = draw(st.sampled_from(("{}", "", "[", "null", '{"a": NaN}', "{{ messages }}")))
+    tools = [{"type": "function", "function": {"name": name, "description": draw(texts)}} for name in names]
+    calls = [{"id": draw(texts), "function": {"name": name, "arguments": arguments}} for name in names]
+    return {
+        "messages": [_USER, {"role": "assistant", "content": draw(texts), "tool_calls": calls}, _USER],
+        "tools": tools or None,
+        "tool_choice": draw(st.sampled_from((None, "auto", "none", "required"))),
+        "chat_template": draw(st.none() | templates),
+        "chat_template_kwargs": draw(st.dictionaries(_names, values, max_size=3)),
+        "continue_final_message": draw(st.booleans()),
+        "max_tokens": 4,
+        "stream": draw(st.booleans()),
+    }
+
+
+def test_templates_and_tools_that_reach_for_more(
+    target: FuzzedProcesses, fuzzing: Fuzzing, http: httpx2.Client
+) -> None:
+    @given(chats_with_templates(), st.sampled_from(("/v1/chat/completions", "/tokenize")))
+    @settings(max_examples=300, **_SETTINGS)
+    def check(chat: dict[str, object], path: str) -> None:
+        body = json.dumps(chat).encode()
+        response = http.post(path, content=body, headers={"content-type": "application/json"})
+        check_answer(response.status_code, response.text, (path, chat))
 
     run(fuzzing, target, check)
