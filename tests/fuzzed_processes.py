@@ -47,15 +47,15 @@ class FuzzedProcesses:
 
 
 @contextmanager
-def fuzzed_processes(directory: Path, *flags: str) -> Iterator[FuzzedProcesses]:
-    """`flags` are the frontend's."""
+def fuzzed_processes(directory: Path, *flags: str, engine_flags: tuple[str, ...] = ()) -> Iterator[FuzzedProcesses]:
+    """`flags` are the frontend's; `engine_flags` come behind those that all engines here have."""
     model_dir = directory / "model"
     model_dir.mkdir()
     (model_dir / "chat_template.jinja").write_text(TEMPLATE)
     write_model_dir(model_dir, byte_level_backend(), config={"eos_token_id": 0})
     all_flags = ("--tokenizer", str(model_dir), *_FRONTEND_FLAGS, *flags)
     http_port = free_port()
-    with running_engine(*ENGINE_FLAGS) as engine:
+    with running_engine(*ENGINE_FLAGS, *engine_flags) as engine:
         frontend = Frontend(engine.port, cache_dir=directory / "cache", http_port=http_port, flags=all_flags)
         try:
             frontend.wait_for_health(SERVING)

@@ -56,6 +56,7 @@ _SELECTORS = ("model", "lora_name", "request_id", "image", "image_url")
 _SPOILT = ("whole",) * 9 + ("cut", "changed", "longer", "deep")
 
 _ROLES = st.sampled_from((1, 2, 3, 4, 5, 5, 6))
+Words = st.SearchStrategy[str]
 texts = st.sampled_from(HOSTILE_TEXTS) | st.text(max_size=12)
 
 
@@ -65,7 +66,7 @@ def _integers(kind: int) -> st.SearchStrategy[int]:
     return st.sampled_from(some) | st.integers(max(low, -2), 300) | st.integers(low, high)
 
 
-def _scalars(field: FieldDescriptor) -> st.SearchStrategy[object]:
+def _scalars(field: FieldDescriptor, words: Words) -> st.SearchStrategy[object]:
     kind = field.cpp_type
     if kind in _LIMITS:
         return _integers(kind)
@@ -76,62 +77,62 @@ def _scalars(field: FieldDescriptor) -> st.SearchStrategy[object]:
     if kind == FieldDescriptor.CPPTYPE_ENUM:
         # Numbers without a name are valid on the wire.
         return st.sampled_from((-1, 0, 1, 2, 3, 4, 999, 2**31 - 1))
-    return texts if field.type == FieldDescriptor.TYPE_STRING else st.binary(max_size=64)
+    return words if field.type == FieldDescriptor.TYPE_STRING else st.binary(max_size=64)
 
 
-def _fill_struct(draw: st.DrawFn, struct: Struct) -> None:
+def _fill_struct(draw: st.DrawFn, struct: Struct, words: Words) -> None:
     """Objects and lists in each other, around a value that may be none at all."""
-    value = struct.fields[draw(texts)]
+    value = struct.fields[draw(words)]
     for level in range(draw(st.sampled_from(_DEPTHS))):
         value = value.struct_value.fields["a"] if level % 2 else value.list_value.values.add()
     value.MergeFrom(draw(st.sampled_from(_LEAVES)))
 
 
 @st.composite
-def messages(draw: st.DrawFn, good: Message) -> Message:
+def messages(draw: st.DrawFn, good: Message, words: Words = texts) -> Message:
     """Of the type of `good`, which is where most of them begin."""
     message = type(good)()
     if draw(st.sampled_from((True, True, True, True, False))):
         message.CopyFrom(good)
-    _spoil(draw, message, 0)
+    _spoil(draw, message, words, 0)
     return message
 
 
-def _spoil(draw: st.DrawFn, message: Message, depth: int) -> None:
+def _spoil(draw: st.DrawFn, message: Message, words: Words, depth: int) -> None:
     fields = [field for field in message.DESCRIPTOR.fields if field.name not in _SELECTORS or draw(st.booleans())]
     if not fields:
         return
     for field in draw(st.lists(st.sampled_from(fields), max_size=3, unique_by=lambda one: one.number)):
-        _set(draw, message, field, depth)
+        _set(draw, message, field, words, depth)
 
 
-def _set(draw: st.DrawFn, message: Message, field: FieldDescriptor, depth: int) -> None:
+def _set(draw: st.DrawFn, message: Message, field: FieldDescriptor, words: Words, depth: int) -> None:
     if _is_map(field):
-        _set_map(draw, getattr(message, field.name), field.message_type)
+        _set_map(draw, getattr(message, field.name), field.message_type, words)
     elif field.message_type is not None:
-        _set_message(draw, message, field, depth)
+        _set_message(draw, message, field, words, depth)
     elif field.is_repeated:
-        getattr(message, field.name).extend(draw(st.lists(_scalars(field), max_size=4)))
+        getattr(message, field.name).extend(draw(st.lists(_scalars(field, words), max_size=4)))
     else:
-        values = _ROLES if field.name == "role" else _scalars(field)
+        values = _ROLES if field.name == "role" else _scalars(field, words)
         setattr(message, field.name, draw(values))
 
 
-def _set_map(draw: st.DrawFn, container: object, entry: Descriptor) -> None:
+def _set_map(draw: st.DrawFn, container: object, entry: Descriptor, words: Words) -> None:
     key, value = entry.fields_by_name["key"], entry.fields_by_name["value"]
     if value.message_type is None:
-        container.update(draw(st.dictionaries(_scalars(key), _scalars(value), max_size=3)))
+        container.update(draw(st.dictionaries(_scalars(key, words), _scalars(value, words), max_size=3)))
 
 
-def _set_message(draw: st.DrawFn, message: Message, field: FieldDescriptor, depth: int) -> None:
+def _set_message(draw: st.DrawFn, message: Message, field: FieldDescriptor, words: Words, depth: int) -> None:
     if field.message_type.full_name == "google.protobuf.Struct":
-        _fill_struct(draw, getattr(message, field.name))
+        _fill_struct(draw, getattr(message, field.name), words)
     elif depth < _MAX_DEPTH:
         value = getattr(message, field.name)
         for _ in range(draw(st.integers(1, 2)) if field.is_repeated else 1):
             part = value.add() if field.is_repeated else value
             part.SetInParent()
-            _spoil(draw, part, depth + 1)
+            _spoil(draw, part, words, depth + 1)
 
 
 def _is_map(field: FieldDescriptor) -> bool:
@@ -139,9 +140,9 @@ def _is_map(field: FieldDescriptor) -> bool:
 
 
 @st.composite
-def wire_bytes(draw: st.DrawFn, good: Message) -> bytes:
+def wire_bytes(draw: st.DrawFn, good: Message, words: Words = texts) -> bytes:
     """A message as it is, or with bytes that were cut off, changed or put in: also text that is not UTF-8."""
-    data = bytearray(draw(messages(good)).SerializeToString())
+    data = bytearray(draw(messages(good, words)).SerializeToString())
     kind = draw(st.sampled_from(_SPOILT))
     if kind == "deep":
         # Fields that nobody knows, in each other.

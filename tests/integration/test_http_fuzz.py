@@ -124,7 +124,7 @@ def chats_with_templates(draw: st.DrawFn) -> dict[str, object]:
         "tools": tools or None,
         "tool_choice": draw(st.sampled_from((None, "auto", "none", "required"))),
         "chat_template": draw(st.none() | templates),
-        "chat_template_kwargs": draw(st.dictionaries(_names, values, max_size=3)),
+        "chat_template_kwargs": draw(st.dictionaries(_names, values(texts), max_size=3)),
         "continue_final_message": draw(st.booleans()),
         "max_tokens": 4,
         "stream": draw(st.booleans()),

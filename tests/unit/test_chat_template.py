@@ -85,7 +85,7 @@ def test_what_is_no_conversation_is_refused(messages: object) -> None:
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ " + "(" * 900 + ")" * 900 + " }}", "{{ 10 ** 5000 }}"])
 def test_a_broken_template_is_found_when_it_is_used(source: str) -> None:
-    with pytest.raises(InvalidRequestError, match="chat_template|messages"):
+    with pytest.raises(InvalidRequestError, match=r"not valid|the chat template"):
         render(source)
 
 
