@@ -81,6 +81,45 @@ def without_names(message: Message) -> Message:
     return message
 
 
+def refused() -> list[Message]:
+    """One request for each check that looks at text."""
+    structured, sampling = common_pb2.StructuredOutput, common_pb2.SamplingParams
+    choice = structured.Choice(choices=[CANARY, ""])
+    tools = [*_CHAT.tools, chat_service_pb2.Tool(name=f"{CANARY}!", parameters_json=f"{CANARY}")]
+    hidden = chat_service_pb2.Message(role=chat_service_pb2.ROLE_USER, content=[_HELLO], tool_call_id=CANARY)
+    return [
+        request(CANARY, sampling=sampling(top_p=7)),
+        request(CANARY * 100_000),
+        request(CANARY, stop=common_pb2.StopConditions(stop=[CANARY * 4000, ""])),
+        request(CANARY, sampling=sampling(bad_words=[CANARY * 4000, ""])),
+        request(CANARY, structured_output=structured(regex=f"({CANARY}")),
+        request(CANARY, structured_output=structured(json_schema=f'{{"{CANARY}": ')),
+        request(CANARY, structured_output=structured(json_schema=f'{{"type": "{CANARY}"}}')),
+        request(CANARY, structured_output=structured(grammar=CANARY)),
+        request(CANARY, structured_output=structured(structural_tag=f'{{"{CANARY}": 1}}')),
+        request(CANARY, structured_output=structured(choice=choice)),
+        chat_service_pb2.ChatRequest(messages=_CHAT.messages, tools=tools),
+        chat_service_pb2.ChatRequest(messages=[hidden, chat_service_pb2.Message(role=9, name=CANARY)]),
+        chat_service_pb2.ChatRequest(messages=_CHAT.messages, chat_template=f"{{{{ raise_exception('{CANARY}') }}}}"),
+        chat_service_pb2.ChatRequest(messages=_CHAT.messages, chat_template=f"{{% {CANARY} %}}"),
+        chat_service_pb2.ChatRequest(messages=_CHAT.messages, chat_template=f"{{{{ {CANARY}.a.b }}}}"),
+        chat_service_pb2.ChatRequest(
+            messages=_CHAT.messages, tools=_CHAT.tools, tool_choice=chat_service_pb2.ToolChoice(function_name=CANARY)
+        ),
+    ]
+
+
+@pytest.mark.parametrize("message", refused())
+def test_a_refusal_quotes_nothing(target: FuzzedProcesses, message: Message) -> None:
+    is_chat = isinstance(message, chat_service_pb2.ChatRequest)
+    call = target.frontend.chat.Chat if is_chat else target.frontend.generation.Generate
+    with pytest.raises(grpc.RpcError) as caught:
+        call(message, timeout=20)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert CANARY not in f"{caught.value.details()} {caught.value.trailing_metadata()}"
+    assert_not_logged(target, CANARY)
+
+
 def test_grpc_errors_and_logs_have_nothing_of_requests(target: FuzzedProcesses) -> None:
     frontend = target.frontend
     calls = [
@@ -92,7 +131,7 @@ def test_grpc_errors_and_logs_have_nothing_of_requests(target: FuzzedProcesses) 
     num_refused = 0
 
     @given(st.one_of(*(st.tuples(st.just(call), messages(good, WORDS)) for call, good in calls)))
-    @settings(max_examples=500, database=None, suppress_health_check=list(hypothesis.HealthCheck))
+    @settings(max_examples=300, database=None, suppress_health_check=list(hypothesis.HealthCheck))
     def check(sent: tuple[grpc.UnaryUnaryMultiCallable, Message]) -> None:
         nonlocal num_refused
         call, message = sent
@@ -105,7 +144,7 @@ def test_grpc_errors_and_logs_have_nothing_of_requests(target: FuzzedProcesses) 
         assert CANARY not in told, (told, message)
 
     check()
-    assert num_refused > 100
+    assert num_refused > 60
     target.check_unharmed()
     assert_not_logged(target, CANARY)
 
