@@ -1,4 +1,4 @@
-"""Hostile messages to every method of the public port: each is answered, none as a failure of ours."""
+"""Hostile messages to every method of both ports: each is answered, none as a failure of ours."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator
 import grpc
 import hypothesis
 import pytest
-from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from smg_grpc_proto import vllm_engine_pb2
 
 from fakes.hostile_messages import empty_message, wire_bytes
 from fuzzed_processes import FuzzedProcesses, fuzzed_processes
 from fuzzing import Fuzzing
 from stepwire.v1 import (
+    admin_service_pb2,
     chat_service_pb2,
     common_pb2,
     generation_service_pb2,
@@ -26,7 +28,6 @@ from stepwire.v1 import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuzz]
 
-NUM_EXAMPLES = 600
 TIMEOUT_S = 10.0
 _SERVICES = (generation_service_pb2, chat_service_pb2, tokenization_service_pb2, model_service_pb2)
 _OURS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNAVAILABLE}
@@ -35,12 +36,17 @@ _HELLO = chat_service_pb2.Message(role=chat_service_pb2.ROLE_USER, content=[chat
 _TOOL = chat_service_pb2.Tool(name="add", parameters_json='{"type": "object", "properties": {"a": {}}}')
 _CHAT = chat_service_pb2.ChatRequest(messages=[_HELLO], tools=[_TOOL], stop=_FEW)
 _GOOD: dict[str, Message] = {
-    "GenerateRequest": generation_service_pb2.GenerateRequest(text="hello", stop=_FEW),
-    "ChatRequest": _CHAT,
-    "RenderChatRequest": tokenization_service_pb2.RenderChatRequest(chat=_CHAT),
-    "TokenizeRequest": tokenization_service_pb2.TokenizeRequest(texts=["hello"]),
-    "DetokenizeRequest": tokenization_service_pb2.DetokenizeRequest(sequences=[common_pb2.TokenIds(ids=[5, 6])]),
+    message.DESCRIPTOR.full_name: message
+    for message in (
+        generation_service_pb2.GenerateRequest(text="hello", stop=_FEW),
+        _CHAT,
+        tokenization_service_pb2.RenderChatRequest(chat=_CHAT),
+        tokenization_service_pb2.TokenizeRequest(texts=["hello"]),
+        tokenization_service_pb2.DetokenizeRequest(sequences=[common_pb2.TokenIds(ids=[5, 6])]),
+    )
 }
+# These stop the service, hold it up, or hide what it logs: an operator means them.
+_MEANT = {"Drain", "Pause", "Sleep", "SetLogLevel"}
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +55,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FuzzedProcesses
         yield processes
 
 
-def methods() -> list[MethodDescriptor]:
-    services = [service for module in _SERVICES for service in module.DESCRIPTOR.services_by_name.values()]
-    return [method for service in services for method in service.methods]
+def methods_of(*services: ServiceDescriptor) -> list[MethodDescriptor]:
+    return [method for service in services for method in service.methods if method.name not in _MEANT]
 
 
 def good_message(method: MethodDescriptor) -> Message:
-    return _GOOD.get(method.input_type.name) or empty_message(method.input_type)
+    return _GOOD.get(method.input_type.full_name) or empty_message(method.input_type)
 
 
 def caller(channel: grpc.Channel, method: MethodDescriptor) -> Callable[[bytes], object]:
@@ -81,15 +86,19 @@ def send(call: Callable[[bytes], object], data: bytes) -> None:
     assert time.monotonic() - started < TIMEOUT_S, (code, data[:2000])
 
 
-def test_any_message_to_any_method_is_answered_or_refused(target: FuzzedProcesses, fuzzing: Fuzzing) -> None:
-    calls = {method.full_name: caller(target.frontend.channel, method) for method in methods()}
-    requests = st.one_of(
-        *(st.tuples(st.just(method.full_name), wire_bytes(good_message(method))) for method in methods())
-    )
+def fuzz(
+    target: FuzzedProcesses, fuzzing: Fuzzing, channel: grpc.Channel, methods: list[MethodDescriptor], num_examples: int
+) -> None:
+    calls = {method.full_name: caller(channel, method) for method in methods}
+    for method in methods:
+        if method.input_type.full_name in _GOOD:
+            # What most hostile ones begin with is answered.
+            calls[method.full_name](good_message(method).SerializeToString())
+    requests = st.one_of(*(st.tuples(st.just(one.full_name), wire_bytes(good_message(one))) for one in methods))
 
     @given(requests)
     @settings(
-        max_examples=NUM_EXAMPLES, derandomize=False, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+        max_examples=num_examples, derandomize=False, database=None, suppress_health_check=list(hypothesis.HealthCheck)
     )
     def check(given_request: tuple[str, bytes]) -> None:
         name, data = given_request
@@ -98,3 +107,22 @@ def test_any_message_to_any_method_is_answered_or_refused(target: FuzzedProcesse
     for seed in fuzzing.seeds():
         hypothesis.seed(seed)(check)()
         target.check_unharmed()
+
+
+def test_any_message_to_any_public_method(target: FuzzedProcesses, fuzzing: Fuzzing) -> None:
+    services = [service for module in _SERVICES for service in module.DESCRIPTOR.services_by_name.values()]
+    fuzz(target, fuzzing, target.frontend.channel, methods_of(*services), 500)
+
+
+def test_any_message_to_the_servicer_of_gateways(target: FuzzedProcesses, fuzzing: Fuzzing) -> None:
+    [service] = vllm_engine_pb2.DESCRIPTOR.services_by_name.values()
+    request = vllm_engine_pb2.GenerateRequest(text="hello", request_id="one")
+    request.sampling_params.max_tokens = 4
+    _GOOD[request.DESCRIPTOR.full_name] = request
+    fuzz(target, fuzzing, target.frontend.channel, methods_of(service), 300)
+
+
+def test_any_message_to_the_admin_port(target: FuzzedProcesses, fuzzing: Fuzzing) -> None:
+    service = admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"]
+    with grpc.insecure_channel(f"127.0.0.1:{target.frontend.admin_port}") as channel:
+        fuzz(target, fuzzing, channel, methods_of(service), 200)
