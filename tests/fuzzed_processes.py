@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fakes.small_tokenizer import byte_level_backend, write_model_dir
-from fuzzed_stack import ENGINE_FLAGS, TEMPLATE
+from fuzzed_stack import ENGINE_FLAGS, IDLE_METRICS, write_model
 from running_engine import RunningEngine, running_engine
 from running_frontend import request
 from running_stack import SERVING, Frontend, free_port
@@ -17,7 +16,6 @@ from running_stack import SERVING, Frontend, free_port
 # A refusal is a line of INFO at most; what strangers send must not look like a failure of ours.
 _FAULT = re.compile(r" (ERROR|CRITICAL) |Traceback")
 _FRONTEND_FLAGS = ("--allow-request-chat-template", "--max-concurrent-requests", "64", "--tool-call-parser", "hermes")
-_IDLE = ("requests_running", "requests_waiting", "kv_cache_usage_ratio", "grammars_pending")
 _MAX_POLLS = 2000
 
 
@@ -34,7 +32,7 @@ class FuzzedProcesses:
         for _ in range(_MAX_POLLS):
             answer = self.frontend.generation.Generate(request(), timeout=20)
             assert answer.usage.completion_tokens == 4
-            if all(self.engine.metric(rf"{name}\{{.*\}}") == 0 for name in _IDLE):
+            if all(self.engine.metric(rf"{name}\{{.*\}}") == 0 for name in IDLE_METRICS):
                 break
         else:
             raise AssertionError("the engine does not become idle")
@@ -49,11 +47,7 @@ class FuzzedProcesses:
 @contextmanager
 def fuzzed_processes(directory: Path, *flags: str, engine_flags: tuple[str, ...] = ()) -> Iterator[FuzzedProcesses]:
     """`flags` are the frontend's; `engine_flags` come behind those that all engines here have."""
-    model_dir = directory / "model"
-    model_dir.mkdir()
-    (model_dir / "chat_template.jinja").write_text(TEMPLATE)
-    write_model_dir(model_dir, byte_level_backend(), config={"eos_token_id": 0})
-    all_flags = ("--tokenizer", str(model_dir), *_FRONTEND_FLAGS, *flags)
+    all_flags = ("--tokenizer", write_model(directory), *_FRONTEND_FLAGS, *flags)
     http_port = free_port()
     with running_engine(*ENGINE_FLAGS, *engine_flags) as engine:
         frontend = Frontend(engine.port, cache_dir=directory / "cache", http_port=http_port, flags=all_flags)

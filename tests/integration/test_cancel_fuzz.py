@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fakes.cancel_storm import ENDS, CancelStorm
+from fakes.cancel_storm import CancelStorm
+from fakes.cancel_visits import ENDS
 from fuzzed_stack import fuzzed_stack
 from fuzzing import Fuzzing
 
