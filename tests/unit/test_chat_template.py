@@ -89,6 +89,12 @@ def test_a_broken_template_is_found_when_it_is_used(source: str) -> None:
         render(source)
 
 
+@pytest.mark.parametrize("source", ["{{ '\\ud800' }}", "{{ tools | tojson }}"])
+def test_half_a_character_is_no_prompt(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match="lone surrogate"):
+        render(source, tools=[{"name": json.loads('"\\ud800"')}])
+
+
 def test_a_model_without_a_template_takes_one(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<b>"}, "eos_token": None}))
     template = ChatTemplate.from_directory(tmp_path)
