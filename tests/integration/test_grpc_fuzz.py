@@ -45,6 +45,10 @@ _GOOD: dict[str, Message] = {
         tokenization_service_pb2.DetokenizeRequest(sequences=[common_pb2.TokenIds(ids=[5, 6])]),
     )
 }
+_KEYS = ("authorization", "x-request-id", "x-data-parallel-rank", "x-gateway-inference-fairness-id", "traceparent")
+_VALUES = ("", "0", "-1", "7", "1e9", "9" * 400, "Bearer ", "Bearer a b", "a" * 300, "%s{0}", "<x>; y=z", "00-0-0-00")
+Metadata = list[tuple[str, str]]
+metadata = st.lists(st.tuples(st.sampled_from(_KEYS), st.sampled_from(_VALUES)), max_size=2)
 # These stop the service, hold it up, or hide what it logs: an operator means them.
 _MEANT = {"Drain", "Pause", "Sleep", "SetLogLevel"}
 
@@ -63,27 +67,27 @@ def good_message(method: MethodDescriptor) -> Message:
     return _GOOD.get(method.input_type.full_name) or empty_message(method.input_type)
 
 
-def caller(channel: grpc.Channel, method: MethodDescriptor) -> Callable[[bytes], object]:
+def caller(channel: grpc.Channel, method: MethodDescriptor) -> Callable[[bytes, Metadata], object]:
     """Sends bytes and reads everything that comes; nothing is parsed on the way."""
     path = f"/{method.containing_service.full_name}/{method.name}"
     if method.server_streaming:
         stream = channel.unary_stream(path)
-        return lambda data: list(stream(data, timeout=TIMEOUT_S))
+        return lambda data, metadata: list(stream(data, timeout=TIMEOUT_S, metadata=metadata))
     unary = channel.unary_unary(path)
-    return lambda data: unary(data, timeout=TIMEOUT_S)
+    return lambda data, metadata: unary(data, timeout=TIMEOUT_S, metadata=metadata)
 
 
-def send(call: Callable[[bytes], object], data: bytes) -> None:
+def send(call: Callable[[bytes, Metadata], object], data: bytes, metadata: Metadata) -> None:
     """Raises AssertionError for an end that is a failure of ours, or for none."""
     started = time.monotonic()
     try:
-        call(data)
+        call(data, metadata)
         return
     except grpc.RpcError as error:
         code, details = error.code(), error.details()
-    assert code not in _OURS, (code, details, data[:2000])
+    assert code not in _OURS, (code, details, data[:2000], metadata)
     # A time limit of the request may be over, but not ours.
-    assert time.monotonic() - started < TIMEOUT_S, (code, data[:2000])
+    assert time.monotonic() - started < TIMEOUT_S, (code, data[:2000], metadata)
 
 
 def fuzz(
@@ -93,16 +97,18 @@ def fuzz(
     for method in methods:
         if method.input_type.full_name in _GOOD:
             # What most hostile ones begin with is answered.
-            calls[method.full_name](good_message(method).SerializeToString())
-    requests = st.one_of(*(st.tuples(st.just(one.full_name), wire_bytes(good_message(one))) for one in methods))
+            calls[method.full_name](good_message(method).SerializeToString(), [])
+    requests = st.one_of(
+        *(st.tuples(st.just(one.full_name), wire_bytes(good_message(one)), metadata) for one in methods)
+    )
 
     @given(requests)
     @settings(
         max_examples=num_examples, derandomize=False, database=None, suppress_health_check=list(hypothesis.HealthCheck)
     )
-    def check(given_request: tuple[str, bytes]) -> None:
-        name, data = given_request
-        send(calls[name], data)
+    def check(given_request: tuple[str, bytes, Metadata]) -> None:
+        name, data, pairs = given_request
+        send(calls[name], data, pairs)
 
     for seed in fuzzing.seeds():
         hypothesis.seed(seed)(check)()

@@ -35,6 +35,11 @@ TIMEOUT_S = 10.0
 # 501: asks for what this server does not do, images for example.
 _ALLOWED = {200, 400, 404, 405, 409, 413, 415, 422, 429, 501, 504}
 _DOCUMENTED = [status_code_conformance, content_type_conformance, response_schema_conformance]
+_headers = st.dictionaries(
+    st.sampled_from(("content-type", "x-request-id", "authorization", "x-data-parallel-rank", "accept", "traceparent")),
+    st.sampled_from((b"", b"text/plain", b"7", b"-1", b"\xff\xfe", b"a" * 300, b"Bearer", b"%s{0}", "é".encode())),
+    max_size=2,
+)
 _SETTINGS = {"derandomize": False, "database": None, "suppress_health_check": list(hypothesis.HealthCheck)}
 _USER = {"role": "user", "content": "hello"}
 _TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -96,15 +101,18 @@ def test_what_the_openapi_document_allows(target: FuzzedProcesses, fuzzing: Fuzz
 
 def test_bodies_that_nobody_would_allow(target: FuzzedProcesses, fuzzing: Fuzzing, http: httpx2.Client) -> None:
     requests = st.one_of(
-        *(st.tuples(st.just(path), bodies(good, sorted(kind.model_fields))) for path, (kind, good) in _GOOD.items())
+        *(
+            st.tuples(st.just(path), bodies(good, sorted(kind.model_fields)), _headers)
+            for path, (kind, good) in _GOOD.items()
+        )
     )
 
     @given(requests)
     @settings(max_examples=400, **_SETTINGS)
-    def check(request: tuple[str, bytes]) -> None:
-        path, body = request
-        response = http.post(path, content=body, headers={"content-type": "application/json"})
-        check_answer(response.status_code, response.text, (path, body[:2000]))
+    def check(request: tuple[str, bytes, dict[str, bytes]]) -> None:
+        path, body, headers = request
+        response = http.post(path, content=body, headers=headers)
+        check_answer(response.status_code, response.text, (path, body[:2000], headers))
 
     run(fuzzing, target, check)
 
