@@ -27,7 +27,7 @@ TEMPLATE = """{% for message in messages %}{{ message.role }}: {{ message.conten
 {% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"""
 # 64 blocks: too few for what is asked at once, so that requests wait and are preempted.
 ENGINE_FLAGS = ("--num-blocks", "64", "--max-model-len", "256", "--max-num-seqs", "16", "--fake-grammars")
-ENGINE_FLAGS += ("--no-fake-poisons",)
+ENGINE_FLAGS += ("--fake-bytes", "--no-fake-poisons")
 _FAULT = re.compile(r" (WARNING|ERROR|CRITICAL) |Traceback")
 # gRPC's own, one for each method.
 _WAITS_FOR_A_CALL = "AioServer._request"

@@ -39,7 +39,10 @@ _WORDS = {200: b"ab", 201: b"yes", 202: b'{"', 203: "é".encode(), 204: b"\xc3",
 FAKE_VOCABULARY = Vocabulary(
     tuple(_WORDS.get(i, bytes([i]) if 32 <= i < 127 or i == 10 else b"") for i in range(VOCAB_SIZE))
 )
-
+# The same with a token for each byte, so that every grammar has a way on.
+_OTHER_BYTES = [byte for byte in range(256) if not 32 <= byte < 127 and byte != 10]
+_BYTE_TOKENS = {300 + place: bytes([byte]) for place, byte in enumerate(_OTHER_BYTES)}
+WHOLE_VOCABULARY = Vocabulary(tuple(_BYTE_TOKENS.get(i, token) for i, token in enumerate(FAKE_VOCABULARY.tokens)))
 
 # Never looked at: answers do not depend on them.
 FAKE_WEIGHTS = {"embed": np.zeros((4, 2), np.float32), "head": np.zeros(3, np.float32)}
