@@ -19,7 +19,7 @@ set_default_variable("TRITON_INTERPRET", "1")
 # A shell starts background jobs with SIGINT ignored, and so would be every process that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["skips"]
+pytest_plugins = ["fuzzing", "skips"]
 
 # Examples of a property test. The scheduler's machine runs twenty times as many: 2 000 are the least for `make test`.
 NUM_EXAMPLES = 100

@@ -41,7 +41,10 @@ _WORDS = {200: b"ab", 201: b"yes", 202: b'{"', 203: "é".encode(), 204: b"\xc3",
 FAKE_VOCABULARY = Vocabulary(
     tuple(_WORDS.get(i, bytes([i]) if 32 <= i < 127 or i == 10 else b"") for i in range(VOCAB_SIZE))
 )
-
+# The same with a token for each byte, so that every grammar has a way on.
+_OTHER_BYTES = [byte for byte in range(256) if not 32 <= byte < 127 and byte != 10]
+_BYTE_TOKENS = {300 + place: bytes([byte]) for place, byte in enumerate(_OTHER_BYTES)}
+WHOLE_VOCABULARY = Vocabulary(tuple(_BYTE_TOKENS.get(i, token) for i, token in enumerate(FAKE_VOCABULARY.tokens)))
 
 # Never looked at: answers do not depend on them.
 FAKE_WEIGHTS = {"embed": np.zeros((4, 2), np.float32), "head": np.zeros(3, np.float32)}
@@ -68,6 +71,8 @@ class FakeExecutor:
         self.gate = threading.Event()
         self.gate.set()
         self.slow_step_s = SLOW_STEP_S
+        # Without, any prompt may be sent.
+        self.has_poisons = True
         self.is_shut_down = False
         self.finished_keys: list[RequestKey] = []
         self.scheduler_outputs: list[SchedulerOutput] = []
@@ -139,13 +144,8 @@ class FakeExecutor:
             self._num_computed[new.key] = new.num_computed_tokens
             if new.pooling is not None:
                 self._pooling[new.key] = new.pooling
-            if new.prompt_token_ids[0] == POISON_TOKEN:
-                raise RuntimeError("poisoned prompt")
-            if new.prompt_token_ids[0] == CALLBACK_TOKEN:
-                error = RuntimeError("a worker died")
-                threading.Thread(target=self.failure_callback, args=(error,)).start()
-            if new.prompt_token_ids[0] == HANG_TOKEN:
-                threading.Event().wait()
+            if self.has_poisons:
+                self._swallow(new.prompt_token_ids[0])
         for cached in scheduler_output.cached_requests:
             self._num_computed[cached.key] = cached.num_computed_tokens
         scheduled = scheduler_output.num_scheduled_tokens
@@ -154,6 +154,15 @@ class FakeExecutor:
         pending = {key: (self._num_computed[key], self._num_computed[key] + n) for key, n in scheduled.items()}
         self._num_computed.update((key, end) for key, (_, end) in pending.items())
         return pending
+
+    def _swallow(self, token_id: int) -> None:
+        if token_id == POISON_TOKEN:
+            raise RuntimeError("poisoned prompt")
+        if token_id == CALLBACK_TOKEN:
+            error = RuntimeError("a worker died")
+            threading.Thread(target=self.failure_callback, args=(error,)).start()
+        if token_id == HANG_TOKEN:
+            threading.Event().wait()
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
         if self._forward is None:

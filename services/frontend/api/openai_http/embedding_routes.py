@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from frontend.api.embedding import engine_ids, floats, off_loop
 from frontend.api.embedding_run import Embedded, EmbeddingRun
-from frontend.api.openai_http.answering_http import answers_errors, body_schema
+from frontend.api.openai_http.answering_http import ERROR_RESPONSES, answers_errors, body_schema
 from frontend.api.openai_http.call import HttpCall
 from frontend.api.openai_http.embedding_body import NAMES, EmbeddingBody
 from frontend.api.openai_http.errors import headers_of, status_of, to_body
@@ -28,7 +28,7 @@ class EmbeddingRoutes:
 
     def __init__(self, frontend: LLMFrontend) -> None:
         self._frontend = frontend
-        self.router = APIRouter(tags=["embedding"])
+        self.router = APIRouter(tags=["embedding"], responses=ERROR_RESPONSES)
         extra = body_schema(EmbeddingBody)
         self.router.add_api_route(
             "/v1/embeddings", self.embed, methods=["POST"], response_model=None, openapi_extra=extra
