@@ -8,6 +8,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 Options = list[tuple[str, int | str]]
 
+_REUSE_PORT = "grpc.so_reuseport"
 _MESSAGE_LENGTHS: Options = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -16,7 +17,7 @@ _MESSAGE_LENGTHS: Options = [
 # Both servers. so_reuseport 0: a second process must fail to bind instead of silently taking half of the traffic.
 SERVER: Options = [
     *_MESSAGE_LENGTHS,
-    ("grpc.so_reuseport", 0),
+    (_REUSE_PORT, 0),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -30,6 +31,12 @@ PUBLIC_SERVER: Options = [
     ("grpc.max_connection_age_ms", 600_000),
     ("grpc.max_connection_age_grace_ms", 3_600_000),
     ("grpc.max_connection_idle_ms", 900_000),
+]
+
+# The public port of several workers that share it on purpose, which somebody else holds for them.
+SHARED_PUBLIC_SERVER: Options = [
+    *(option for option in PUBLIC_SERVER if option[0] != _REUSE_PORT),
+    (_REUSE_PORT, 1),
 ]
 
 # Frontend to engine: one channel for each engine, no shared connection.
