@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc.aio
 
 from fakes.fake_engine import FakeEngine
 from running_frontend import SERVING, RunningFrontend, failure_of, request, running_frontend
-from stepwire.v1 import generation_service_pb2_grpc
+from stepwire.v1 import generation_service_pb2_grpc, model_service_pb2
 
 
 async def test_five_mebibytes_pass_the_transport_and_are_refused_by_their_length(frontend: RunningFrontend):
@@ -14,6 +16,13 @@ async def test_five_mebibytes_pass_the_transport_and_are_refused_by_their_length
     # gRPC's own limit of 4 MiB would answer RESOURCE_EXHAUSTED.
     assert (failure.code, failure.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED")
     assert "the context holds" in failure.message
+
+
+async def test_a_burst_of_calls_reaches_the_handlers_and_none_is_dropped_on_the_way(frontend: RunningFrontend):
+    # gRPC's own limit is 1 000 calls that wait to be taken up, above which it cancels some.
+    requests = [model_service_pb2.ListModelsRequest()] * 2500
+    answers = await asyncio.gather(*map(frontend.models.ListModels, requests), return_exceptions=True)
+    assert [answer for answer in answers if isinstance(answer, Exception)] == []
 
 
 async def test_a_storm_of_pings_is_cut_and_calmer_clients_are_not(engine: FakeEngine, tmp_path):
