@@ -42,7 +42,7 @@ async def test_a_flood_leaves_room_for_another_tenant(engine: FakeEngine, tmp_pa
 
 def steps_to_first_token(num_flood: int) -> list[int]:
     """Of ten requests of a tenant, one after the other, among as many of another."""
-    engine = LoopedEngine(num_blocks=4096, max_num_seqs=16, scheduling_policy="priority")
+    engine = LoopedEngine(num_blocks=4096, max_num_seqs=16)
     for handle in range(num_flood):
         engine.add(handle, max_tokens=5, client_class="loud")
     steps = []

@@ -23,9 +23,7 @@ class WaitingQueue(RequestQueue):
         self._policy = policy
         self._classes = classes
         self._preempted = KeyOrder(policy.order)
-        self._new: ServiceOrder = (
-            PriorityOrder(classes) if policy is SchedulingPolicy.PRIORITY else KeyOrder(policy.order)
-        )
+        self._new: ServiceOrder = KeyOrder(policy.order) if policy is SchedulingPolicy.FCFS else PriorityOrder(classes)
         self._num_appended = 0
 
     def __iter__(self) -> Iterator[Request]:
@@ -43,7 +41,7 @@ class WaitingQueue(RequestQueue):
         """A new request: its number and its effective priority are fixed now."""
         self._num_appended += 1
         request.order = self._num_appended
-        # First come, first served has one priority.
+        # The other policies have one priority.
         is_ranked = self._policy is SchedulingPolicy.PRIORITY
         request.priority = self._classes.capped_priority(request.fairness_key, request.priority) if is_ranked else 0
         self.put_back(request)
