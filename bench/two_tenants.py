@@ -1,8 +1,8 @@
 """What a tenant that floods does to another: the time to the first token of a quiet one, alone and beside it.
 
-Both services are real processes, and so is the flood; the engine has no model and steps at a fixed pace. The quiet tenant
-keeps a few streams busy; the other keeps several times more requests waiting than the engine has places. PASS or FAIL
-goes to standard error.
+Both services are real processes, and so is the flood; the engine has no model and steps at a fixed pace. The quiet
+tenant keeps a few streams busy; the other keeps several times more requests waiting than the engine has places. PASS or
+FAIL goes to standard error.
 """
 
 from __future__ import annotations
