@@ -31,7 +31,7 @@ from stepwire.v1 import (
 )
 
 NUM_STREAMS = 2000
-NUM_CONNECTIONS = 1000
+NUM_CONNECTIONS = 3000
 # Before anything is measured.
 NUM_WARM_UP = 100
 NUM_STEPPED = 4
