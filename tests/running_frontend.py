@@ -30,7 +30,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 GENERATION = SERVICE_NAMES[0]
 # No connection shared with other tests, and little room on the way for what a client does not read.
-_CHANNEL = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
 
 
 @dataclass
@@ -117,7 +117,7 @@ async def running_frontend(*endpoints: str, cache_dir: Path, **settings: object)
     )
     await process.start()
     run = asyncio.create_task(process.run())
-    channel = grpc.aio.insecure_channel(f"127.0.0.1:{process.port}", options=_CHANNEL)
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{process.port}", options=CHANNEL_OPTIONS)
     try:
         yield RunningFrontend(process, channel, run)
     finally:

@@ -58,7 +58,9 @@ HEALTH_METHODS = ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 class PublicServer:
     """`bind`, `start`, `stop`; `health` is set from outside."""
 
-    def __init__(self, frontend: LLMFrontend, metrics: FrontendMetrics, *, enable_reflection: bool) -> None:
+    def __init__(
+        self, frontend: LLMFrontend, metrics: FrontendMetrics, *, enable_reflection: bool, shares_port: bool = False
+    ) -> None:
         compat = _load_compat() if frontend.settings.serves_vllm_compat else None
         services = [*_SERVICES, compat.SERVICE] if compat is not None else _SERVICES
         self._service_names = tuple(service.full_name for service in services)
@@ -71,7 +73,7 @@ class PublicServer:
                 AuthorizingInterceptor(frontend.gate),
                 MalformedRequestInterceptor(),
             ],
-            options=grpc_options.PUBLIC_SERVER,
+            options=grpc_options.SHARED_PUBLIC_SERVER if shares_port else grpc_options.PUBLIC_SERVER,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(frontend), self._server)
         chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatService(frontend), self._server)

@@ -48,7 +48,7 @@ class Scheduler:
         self.config = config
         self.kv_cache_manager = kv_cache_manager
         self.requests: dict[RequestKey, Request] = {}
-        self.waiting = WaitingQueue(config.scheduling_policy, config.client_classes)
+        self.waiting = WaitingQueue(config.scheduling_policy, config.client_classes, config.max_num_seqs)
         # Were next in `waiting` before their grammar was compiled; they hold up nobody.
         self.skipped_waiting = RequestQueue()
         # In the order of the policy: the last one is preempted first.
@@ -199,7 +199,7 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan, now: float) -> None:
         while plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
             # A pause lets what has begun go on to its end, preempted or not, and begins nothing.
-            request = self.waiting.peek(only_preempted=self.pause_state is PauseState.NEW)
+            request = self.waiting.peek(self.running, only_preempted=self.pause_state is PauseState.NEW)
             if request is None:
                 return
             if request.grammar is not None and not request.grammar.is_ready:

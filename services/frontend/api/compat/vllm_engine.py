@@ -101,7 +101,7 @@ class VllmEngine(pb_grpc.VllmEngineServicer):  # type: ignore[misc]  # its packa
     @answers_errors
     async def Abort(self, request: Any, context: Context) -> Any:
         # A gateway whose client is gone sends this and leaves the stream open, which ends by it.
-        self._frontend.abort(caller_of(context), request.request_ids)
+        await self._frontend.abort(caller_of(context), request.request_ids)
         return pb.AbortResponse()
 
     @answers_errors
