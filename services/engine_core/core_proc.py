@@ -275,7 +275,10 @@ class EngineCoreProc:
         self.progress.begin()
         outputs, has_model_run = self.core.step()
         self.progress.end(self.core.num_steps, self.core.last_step_tokens if has_model_run else None)
+        ended = self._clock()
         self._emit(outputs)
+        if has_model_run:
+            self.core.times.output.observe(self._clock() - ended)
         self._watched(self.utilities.on_step)
         self._publish_kv_events()
         self._publish_stats()
