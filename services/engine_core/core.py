@@ -27,6 +27,7 @@ from engine_core.scheduler.scheduler import Scheduler
 from engine_core.step_times import StepTimes
 from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.errors import InvariantViolation
+from stepwire.shared_histogram import SharedHistogram
 
 if TYPE_CHECKING:
     from engine_core.structured_output.manager import StructuredOutputManager
@@ -90,6 +91,8 @@ class EngineCore:
         self.last_step_tokens = 0
         self.times = StepTimes(config.max_num_seqs, config.max_num_batched_tokens)
         self.num_aborted = ReasonCounter(ABORT_REASONS)
+        # Of input threads.
+        self.hash_times = SharedHistogram()
 
     @property
     def has_work(self) -> bool:
@@ -118,7 +121,9 @@ class EngineCore:
         if error is None:
             self._start_grammar(request)
         if error is None and self.config.enable_prefix_caching:
+            began = self.clock()
             self.block_hasher.extend(request.block_hashes, request.num_tokens, request.token_ids, request.cache_salt)
+            self.hash_times.observe(self.clock() - began)
         return error
 
     def _start_grammar(self, request: Request) -> None:

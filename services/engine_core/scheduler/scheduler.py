@@ -165,9 +165,8 @@ class Scheduler:
             if block_ids is not None:
                 return block_ids
             plan.is_short_of_blocks = True
-            if self._is_in_flight(self.running[-1]) or self._has_fences_to_wait_for(request):
-                return None
-            if self._preempt_last(now) is request:
+            must_wait = self._is_in_flight(self.running[-1]) or self._has_fences_to_wait_for(request)
+            if must_wait or self._preempt_last(now) is request:
                 return None
 
     def _is_in_flight(self, request: Request) -> bool:
@@ -347,6 +346,5 @@ class Scheduler:
 
     def check_integrity(self) -> list[str]:
         """Broken invariants in words; empty = sound. For idle moments, tests and DumpState."""
-        return broken_invariants(
-            self.requests, (self.waiting, self.skipped_waiting), self.running, self.kv_cache_manager
-        )
+        queues = (self.waiting, self.skipped_waiting)
+        return broken_invariants(self.requests, queues, self.running, self.kv_cache_manager)
