@@ -42,6 +42,14 @@ class FrontendSettings(Settings):
     metrics_port: int = Field(
         9100, ge=0, le=65535, description="Port of /metrics, /healthz, /readyz; 0 = any free one."
     )
+    metrics_alias: Literal["vllm", "none"] = Field(
+        "vllm", description="Serve metrics that other tools know by a vllm: name under that name too."
+    )
+    metrics_mirror_engines: bool = Field(
+        False,
+        description="Repeat the engines' own metrics under their vllm: names, for pickers that scrape frontends; what "
+        "scrapes the engines as well counts twice.",
+    )
     admin_host: str = Field(
         "127.0.0.1", description="Address of the admin port; anything but loopback lets others pause the engines."
     )

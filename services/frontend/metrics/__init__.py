@@ -1,0 +1,6 @@
+"""Prometheus metrics of the frontend, by theme."""
+
+from frontend.metrics.frontend_metrics import ROWS, UNKNOWN_METHOD, FrontendMetrics
+from frontend.metrics.requests import ModelMetrics
+
+__all__ = ["ROWS", "UNKNOWN_METHOD", "FrontendMetrics", "ModelMetrics"]
