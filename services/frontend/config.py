@@ -144,6 +144,8 @@ class FrontendSettings(Settings):
     @model_validator(mode="after")
     def _check_compat(self) -> FrontendSettings:
         _ = self.serves_vllm_compat
+        if self.metrics_mirror_engines and self.metrics_alias == "none":
+            raise ValueError("--metrics-mirror-engines needs --metrics-alias vllm: it has no other names")
         return self
 
     @model_validator(mode="after")

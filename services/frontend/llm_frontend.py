@@ -71,6 +71,8 @@ class LLMFrontend:
             stats=metrics.transport,
         )
         metrics.watch_gate(self.gate.failures.copy)
+        if settings.metrics_mirror_engines:
+            metrics.mirror_engines(lambda: self.pool.connections)
         metrics.watch_map("in_flight", lambda: len(self._in_flight))
         metrics.watch_map("engine_routes", lambda: self.pool.num_routes)
         metrics.watch_map("output_choices", self._num_choices)

@@ -106,8 +106,7 @@ class EngineConnection:
         self._ready_timeout_s = ready_timeout_s
         self._session: EngineSession | None = None
         self._utility_calls = UtilityCalls()
-        self._num_unanswered = 0
-        self._num_unreported = 0
+        self._num_unanswered = self._num_unreported = 0
         self._backoff_s = MIN_BACKOFF_S
         self._waiting_for = ""
 
@@ -276,8 +275,7 @@ class EngineConnection:
         self.load = EngineLoad()
         self.last_error = None
         self.engine_state = facts.state
-        self._num_unanswered = 0
-        self._num_unreported = 0
+        self._num_unanswered = self._num_unreported = 0
         self._session = session
         self._backoff_s = MIN_BACKOFF_S
         self._waiting_for = ""

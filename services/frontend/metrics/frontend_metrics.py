@@ -6,7 +6,7 @@ from the moment an engine of it attaches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import grpc
 from prometheus_client import CollectorRegistry, disable_created_metrics
@@ -15,7 +15,7 @@ from frontend.abort_kind import AbortKind
 from frontend.engine_client.balancer import PickReason
 from frontend.engine_client.connection_state import REFUSAL_REASONS
 from frontend.engine_client.transport_stats import TransportStats
-from frontend.metrics import engines, requests, rpcs, text
+from frontend.metrics import engines, mirror, requests, rpcs, text
 from frontend.metrics.requests import ModelMetrics, RequestMetrics
 from frontend.text_times import TextTimes
 from stepwire.grpc_errors import REASONS
@@ -112,6 +112,10 @@ class FrontendMetrics:
     def watch_gate(self, failures: Callable[[], Mapping[str, int]]) -> None:
         """Report refused credentials by reason."""
         rpcs.AuthFailures(self.registry, failures)
+
+    def mirror_engines(self, connections: Callable[[], Sequence[mirror.Mirrored]]) -> None:
+        """Repeat what engines report of themselves."""
+        mirror.EngineMirror(self.registry, connections)
 
     def watch_certificate(self, expiry: Callable[[], float]) -> None:
         """Report the unix time at which it ends."""
