@@ -104,6 +104,9 @@ class Caller:
             self.started.set()
         else:
             self._unfinished -= 1
+            if message.finished.HasField("usage"):
+                # With the stop tokens, which no delta shows.
+                self._num_tokens = message.finished.usage.completion_tokens
             self._load.counts.ends[_REASONS[message.finished.reason]] += 1
 
 
@@ -123,6 +126,7 @@ class MeteredLoad:
     def send(self, request: GenerateRequest, *, num_choices: int = 1) -> Caller:
         if num_choices > 1:
             request.sampling.n = num_choices
+            request.sampling.temperature = 1
         self._turn += 1
         return Caller(self, self._turn % len(self.stubs), request, num_choices=num_choices)
 
@@ -149,9 +153,10 @@ class MeteredLoad:
     ) -> None:
         counts = self.counts
         counts.codes[code] += 1
-        if code != "OK" and not lost_as:
-            return
-        counts.ends[lost_as] += unfinished
+        if code != "OK":
+            if not lost_as:
+                return
+            counts.ends[lost_as] += unfinished
         counts.num_submitted += 1
         counts.num_choices += choices
         counts.num_with_tokens += tokens > 0
