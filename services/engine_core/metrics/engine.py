@@ -90,7 +90,7 @@ def _of_core(view: EngineView) -> Iterator[Metric]:
     yield _CONFIG.family([((*view.labels, *_config(view)), 1)] if core else [])
     grammars = core.structured_output if core else None
     yield _GRAMMARS.family([(view.labels, grammars.num_pending if grammars else 0)])
-    times = grammars.compile_times if grammars else {}
+    times = grammars.compile_times.copy() if grammars else {}
     yield _COMPILES.histogram_family(((*view.labels, *key), found) for key, found in times.items())
     yield _HASHING.family([(view.labels, core.hash_times.total if core else 0)])
     residency = core.scheduler.kv_cache_manager.pool.residency if core else None
