@@ -83,6 +83,34 @@ async def test_a_frontend_serves_what_is_declared_and_no_mirror_unless_asked(fro
     assert scrape.total("stepwire_frontend_stream_frames_total", direction="out", kind="add") == 1
 
 
+async def test_a_request_that_goes_before_it_has_reached_an_engine_ends_once_too(frontend, monkeypatch) -> None:
+    entered = asyncio.Event()
+
+    async def never(work: object) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(frontend.process.frontend.model.input_processor, "in_thread", never)
+    stream = frontend.stream(request())
+    reading = asyncio.create_task(stream.next())
+    await asyncio.wait_for(entered.wait(), 20)
+    stream.call.cancel()
+    await asyncio.wait({reading})
+    await frontend.wait_idle()
+    nowhere = {"model_name": "fake-model", "engine_id": ""}
+    assert frontend.metric("requests_finished_total", finished_reason="abort", **nowhere) == 1
+    assert frontend.metric("request_duration_seconds_count", **nowhere) == 1
+
+
+async def test_an_engine_that_has_started_anew_is_a_reconnect_to_a_new_boot(frontend, engine) -> None:
+    await engine.kill()
+    await frontend.wait_until(lambda: not frontend.process.frontend.is_serving)
+    await engine.start(engine.port)
+    await frontend.wait_for_health(SERVING)
+    assert frontend.metric("engine_reconnects_total", engine_id="fake-0", result="new_boot") == 1
+    assert frontend.metric("engine_reconnects_total", engine_id="fake-0", result="expired") == 0
+
+
 def check_picker(scrape: Scrape, labels: dict[str, str], **config: str) -> None:
     """What the endpoint picker of the Kubernetes inference gateway looks for, as it looks for it."""
     for name in ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"):
