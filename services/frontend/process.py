@@ -25,6 +25,8 @@ from frontend.peers import NoPeers, Peers
 from frontend.role import SINGLE, Role
 from frontend.server import PublicServer
 from stepwire import tracing
+from stepwire.certificate_expiry import watch_expiry
+from stepwire.lag import watch_loop_lag
 from stepwire.listen_address import join
 from stepwire.metrics import serve_http
 
@@ -68,6 +70,8 @@ class FrontendProcess:
             sample_ratio=settings.trace_sample_ratio,
         )
         self.metrics = FrontendMetrics()
+        if settings.tls is not None and settings.tls.cert is not None:
+            self.metrics.watch_certificate(watch_expiry(settings.tls.cert))
         self._changed = asyncio.Event()
         self.frontend = LLMFrontend(settings, identity, self.metrics, self._changed.set, peers)
         self.server = PublicServer(
@@ -106,7 +110,12 @@ class FrontendProcess:
             await self.admin_server.start()
         if not self._role.is_replacement:
             self.frontend.start()
-        self._background = [asyncio.create_task(self._publish_health()), asyncio.create_task(self._tick())]
+        self.metrics.process.start()
+        self._background = [
+            asyncio.create_task(self._publish_health()),
+            asyncio.create_task(self._tick()),
+            asyncio.create_task(watch_loop_lag(self.metrics.process.lag)),
+        ]
         if self.http_server is not None:
             self._background.append(self.http_server.start())
         if not self._role.is_worker:
@@ -122,7 +131,7 @@ class FrontendProcess:
         if not self._role.is_worker:
             self.metrics_port, self._close_metrics = serve_http(
                 settings.metrics_port,
-                self.metrics.registry,
+                self.metrics.served(settings.metrics_alias),
                 self._is_ready,
                 lambda: time.monotonic() - self._last_tick < ALIVE_S,
                 host=settings.host,
@@ -183,6 +192,7 @@ class FrontendProcess:
         await asyncio.wait(self._background)
         if not self._role.is_worker:
             self._close_metrics()
+        self.metrics.process.stop()
         # It sends what is left, and may have to wait for the receiver.
         await asyncio.to_thread(self._end_tracing)
         logger.info("stopped")

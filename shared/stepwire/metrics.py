@@ -10,12 +10,15 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import cast
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 
 from stepwire.listen_address import bind_error
+from stepwire.metric_aliases import Collects
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,12 @@ ITL_BUCKETS = (
 # 1, 2, 5, 10, 20, 50, ... tokens. Histograms are made before a model is known, so it ends at a round million.
 TOKEN_COUNT_BUCKETS = (*(digit * 10**power for power in range(6) for digit in (1, 2, 5)), 1_000_000)
 COUNT_BUCKETS = (1, 2, 5, 10, 20)
+# Of what takes microseconds: transport, the phases of a step, pauses.
+FAST_BUCKETS = (
+    0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1,
+)  # fmt: skip
+# Of what is mostly fast, and sometimes as slow as a request.
+WIDE_BUCKETS = (*FAST_BUCKETS, *(bound for bound in REQUEST_LATENCY_BUCKETS if bound > 1 and bound <= 60))
 
 # How soon the endpoint notices that it is to close; it sleeps in between.
 CLOSE_POLL_S = 0.2
@@ -40,7 +49,7 @@ Probe = Callable[[], bool]
 
 
 def serve_http(
-    port: int, registry: CollectorRegistry, is_ready: Probe, is_alive: Probe, *, host: str = "127.0.0.1"
+    port: int, registry: Collects, is_ready: Probe, is_alive: Probe, *, host: str = "127.0.0.1"
 ) -> tuple[int, Callable[[], None]]:
     """Start the endpoint; returns the bound port and a function that stops it. Raises BindError."""
     probes = {"/readyz": is_ready, "/healthz": is_alive}
@@ -62,6 +71,17 @@ def serve_http(
     return server.server_port, close
 
 
+def encoder_for(accept: str) -> tuple[Callable[[Collects], bytes], str]:
+    """What makes text of a registry for a scraper that accepts this, and its content type."""
+    encode, content_type = choose_encoder(accept)
+    if isinstance(encode, partial):
+        # Asked for underscores, prometheus-client 0.26 puts them for the colons of sample names in OpenMetrics, which
+        # are allowed in all formats. No name of ours needs to be escaped.
+        encode = partial(encode.func, **{**encode.keywords, "escaping": ALLOWUTF8})
+    # All it wants of a registry is `collect`.
+    return cast(Callable[[Collects], bytes], encode), content_type
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -72,13 +92,13 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    registry: CollectorRegistry
+    registry: Collects
     probes: dict[str, Probe]
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+            encode, content_type = encoder_for(self.headers.get("Accept", ""))
             self._answer(200, content_type, encode(self.registry))
         elif path in self.probes:
             is_good = self.probes[path]()

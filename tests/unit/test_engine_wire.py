@@ -120,4 +120,4 @@ def test_load_counts_this_frontend_also_when_the_engine_does_not_count():
     assert wire.to_load(pb.SchedulerStats(running=1, waiting=2, frontends=3)) == EngineLoad(1, 2, 3)
     assert wire.to_load(pb.SchedulerStats(running=1, waiting=2)) == EngineLoad(1, 2, 1)
     stats = pb.SchedulerStats(waiting_tokens=500, kv_blocks_used=5, kv_blocks_total=8)
-    assert wire.to_load(stats) == EngineLoad(waiting_tokens=500, kv_cache_usage=0.625)
+    assert wire.to_load(stats) == EngineLoad(waiting_tokens=500, kv_blocks_used=5, kv_blocks_total=8)

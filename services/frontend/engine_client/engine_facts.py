@@ -62,6 +62,8 @@ class EngineFacts:
     # Length of its vectors of prompts, and how they are made; 0 and empty = it makes none.
     embedding_dimensions: int = 0
     pooling: str = ""
+    # Of its KV cache, the null block included.
+    num_blocks: int = 0
 
     @property
     def boot(self) -> tuple[str, str]:
@@ -104,7 +106,7 @@ def strictest(facts: EngineFacts, others: Sequence[EngineFacts]) -> EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """The part of SchedulerStats that picking an engine needs, and that callers are told."""
+    """The part of SchedulerStats that picking an engine needs, here or by somebody who scrapes us or asks for it."""
 
     running: int = 0
     waiting: int = 0
@@ -112,5 +114,17 @@ class EngineLoad:
     num_frontends: int = 1
     # Known tokens of the requests that wait.
     waiting_tokens: int = 0
-    # Share of the KV blocks that requests refer to.
-    kv_cache_usage: float = 0.0
+    # Of the waiting ones: held back by a grammar.
+    waiting_deferred: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the KV blocks that requests refer to, 0 to 1."""
+        return self.kv_blocks_used / max(1, self.kv_blocks_total)

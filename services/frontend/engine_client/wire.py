@@ -89,6 +89,7 @@ def to_facts(ready: pb.Ready) -> EngineFacts:
         has_priorities="priority" in ready.features,
         embedding_dimensions=ready.embedding_dimensions,
         pooling=next((one.removeprefix(_POOLING) for one in ready.features if one.startswith(_POOLING)), ""),
+        num_blocks=ready.num_blocks,
     )
 
 
@@ -105,9 +106,16 @@ def to_load(stats: pb.SchedulerStats) -> EngineLoad:
     return EngineLoad(
         running=stats.running,
         waiting=stats.waiting,
-        num_frontends=max(1, stats.frontends),
         waiting_tokens=stats.waiting_tokens,
-        kv_cache_usage=stats.kv_blocks_used / max(1, stats.kv_blocks_total),
+        waiting_deferred=stats.waiting_deferred,
+        kv_blocks_used=stats.kv_blocks_used,
+        kv_blocks_total=stats.kv_blocks_total,
+        prefix_query_tokens=stats.prefix_query_tokens,
+        prefix_hit_tokens=stats.prefix_hit_tokens,
+        preemptions=stats.preemptions,
+        prompt_tokens=stats.prompt_tokens,
+        generation_tokens=stats.generation_tokens,
+        num_frontends=max(1, stats.frontends),
     )
 
 

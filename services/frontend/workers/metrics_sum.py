@@ -24,7 +24,10 @@ _RULES: dict[str, Callable[[Iterable[float]], float]] = {
     "process_start_time_seconds": min,
     # A limit of each process.
     "process_max_fds": min,
+    "stepwire_frontend_tls_certificate_expiry_timestamp_seconds": min,
 }
+# Engines' own numbers, which each worker repeats; the newest of a counter is the largest.
+_MIRRORED = "vllm:"
 
 
 def take_snapshot(families: Iterable[Metric]) -> Snapshot:
@@ -51,7 +54,7 @@ def add_up(snapshots: Sequence[Snapshot]) -> list[Metric]:
             for series, labels, value in samples:
                 of_family.setdefault((series, tuple(labels.items())), []).append(value)
     for name, family in families.items():
-        rule = _RULES.get(name, sum)
+        rule = max if name.startswith(_MIRRORED) else _RULES.get(name, sum)
         for (series, labels), found in values[name].items():
             family.add_sample(series, dict(labels), rule(found))
     return list(families.values())

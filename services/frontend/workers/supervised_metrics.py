@@ -9,8 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Pr
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from frontend.metrics.frontend_metrics import ROWS
 from frontend.workers.metrics_sum import Snapshot, add_up, cumulative_part, take_snapshot
 from frontend.workers.worker_handle import WorkerHandle
+from stepwire.metric_aliases import AliasedRegistry, Collects
 
 # Longer than a worker is waited for.
 COLLECT_TIMEOUT_S = 5.0
@@ -37,6 +39,10 @@ class SupervisedMetrics(Collector):
         )
         self.registry = CollectorRegistry()
         self.registry.register(self)
+
+    def served(self, alias: str) -> Collects:
+        """What a scrape gets; `alias` is the setting."""
+        return self.registry if alias == "none" else AliasedRegistry(self.registry, ROWS)
 
     def collect(self) -> Iterable[Metric]:
         return asyncio.run_coroutine_threadsafe(self._collect(), self._loop).result(COLLECT_TIMEOUT_S)

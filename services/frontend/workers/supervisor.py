@@ -74,7 +74,11 @@ class Supervisor:
         self._has_started = False
         self._last_tick = time.monotonic()
         self._metrics_port, self._close_metrics = serve_http(
-            settings.metrics_port, self._metrics.registry, self._is_ready, self._is_alive, host=settings.host
+            settings.metrics_port,
+            self._metrics.served(settings.metrics_alias),
+            self._is_ready,
+            self._is_alive,
+            host=settings.host,
         )
 
     def request_stop(self, *, at_once: bool = False) -> None:
