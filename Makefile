@@ -18,8 +18,11 @@ ARGS ?=
 # What `make bench` and `make bench-peers` run; empty = all.
 BENCH ?=
 PYTEST ?= $(BIN)/pytest
+# All fuzzers together; FUZZ_ARGS="-k http --fuzz-seed=7" repeats what one of them did.
+FUZZ_SECONDS ?= 1200
+FUZZ_ARGS ?=
 
-.PHONY: help install run demo test test-fast test-property golden-update check check-protos protos clients fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run demo test test-fast test-property fuzz golden-update check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -45,6 +48,9 @@ test-fast: $(INSTALLED) ## Run the tests that need neither the model nor real pr
 
 test-property: $(INSTALLED) ## Look for new counterexamples with the property tests, longer than `make test`
 	@$(PYTEST) -m hypothesis --hypothesis-profile=long --timeout=3600
+
+fuzz: $(INSTALLED) ## Mistreat a whole stack with random input for FUZZ_SECONDS (20 minutes)
+	@$(PYTEST) -m fuzz --fuzz-seconds=$(FUZZ_SECONDS) --timeout=$$(($(FUZZ_SECONDS) + 300)) $(FUZZ_ARGS)
 
 golden-update: $(INSTALLED) ## Rewrite the golden files of tests/golden; review the diff
 	@$(PYTEST) tests/golden --golden-update

@@ -29,6 +29,7 @@ BENCHMARKS = (
     "step_overhead",
     "worker_overhead",
     "service_overhead",
+    "idle_streams",
     "serving_alone",
     "async_scheduling",
     "quality",

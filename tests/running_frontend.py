@@ -19,6 +19,7 @@ from frontend.process import FrontendProcess
 from frontend.server import SERVICE_NAMES
 from stepwire.v1 import (
     chat_service_pb2_grpc,
+    embedding_service_pb2_grpc,
     generation_service_pb2_grpc,
     model_service_pb2_grpc,
     tokenization_service_pb2_grpc,
@@ -29,7 +30,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 GENERATION = SERVICE_NAMES[0]
 # No connection shared with other tests, and little room on the way for what a client does not read.
-_CHANNEL = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+CHANNEL_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
 
 
 @dataclass
@@ -43,6 +44,7 @@ class RunningFrontend:
     def __post_init__(self) -> None:
         self.generation = generation_service_pb2_grpc.GenerationServiceStub(self.channel)
         self.chat = chat_service_pb2_grpc.ChatServiceStub(self.channel)
+        self.embedding = embedding_service_pb2_grpc.EmbeddingServiceStub(self.channel)
         self.tokenization = tokenization_service_pb2_grpc.TokenizationServiceStub(self.channel)
         self.models = model_service_pb2_grpc.ModelServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)
@@ -115,7 +117,7 @@ async def running_frontend(*endpoints: str, cache_dir: Path, **settings: object)
     )
     await process.start()
     run = asyncio.create_task(process.run())
-    channel = grpc.aio.insecure_channel(f"127.0.0.1:{process.port}", options=_CHANNEL)
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{process.port}", options=CHANNEL_OPTIONS)
     try:
         yield RunningFrontend(process, channel, run)
     finally:

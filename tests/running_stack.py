@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stepwire.v1 import (
     chat_service_pb2_grpc,
+    embedding_service_pb2_grpc,
     generation_service_pb2_grpc,
     model_service_pb2_grpc,
     tokenization_service_pb2_grpc,
@@ -126,6 +127,10 @@ class Frontend(Service):
     @property
     def chat(self) -> chat_service_pb2_grpc.ChatServiceStub:
         return chat_service_pb2_grpc.ChatServiceStub(self.channel)
+
+    @property
+    def embedding(self) -> embedding_service_pb2_grpc.EmbeddingServiceStub:
+        return embedding_service_pb2_grpc.EmbeddingServiceStub(self.channel)
 
     @property
     def models(self) -> model_service_pb2_grpc.ModelServiceStub:

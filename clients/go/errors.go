@@ -25,12 +25,20 @@ type Error struct {
 	// How long the server asks to wait before another try; 0 = it does not say.
 	RetryDelay time.Duration
 	Violations []FieldViolation
-	cause      error
+	// The limits of the caller's own that were reached.
+	Quota []QuotaViolation
+	cause error
 }
 
 // FieldViolation is one field that the server refused, by its path in the request.
 type FieldViolation struct {
 	Field       string
+	Description string
+}
+
+// QuotaViolation is one limit of the caller's own: whose it is, and what was used up.
+type QuotaViolation struct {
+	Subject     string
 	Description string
 }
 
@@ -54,6 +62,16 @@ func (e *Error) Retryable() bool { return e.Metadata["retryable"] == "true" }
 func (e *Error) TokensEmitted() int {
 	tokens, _ := strconv.Atoi(e.Metadata["tokens_emitted"])
 	return tokens
+}
+
+func (e *Error) withTokensEmitted(tokens int) *Error {
+	changed := *e
+	changed.Metadata = map[string]string{}
+	for key, value := range e.Metadata {
+		changed.Metadata[key] = value
+	}
+	changed.Metadata["tokens_emitted"] = strconv.Itoa(tokens)
+	return &changed
 }
 
 // asError turns gRPC's error into ours; the end of a stream and ours stay what they are.
@@ -80,6 +98,10 @@ func (e *Error) add(detail interface{}) {
 	case *errdetails.BadRequest:
 		for _, violation := range detail.GetFieldViolations() {
 			e.Violations = append(e.Violations, FieldViolation{violation.GetField(), violation.GetDescription()})
+		}
+	case *errdetails.QuotaFailure:
+		for _, violation := range detail.GetViolations() {
+			e.Quota = append(e.Quota, QuotaViolation{violation.GetSubject(), violation.GetDescription()})
 		}
 	}
 }

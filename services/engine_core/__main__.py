@@ -29,6 +29,7 @@ def load_model(settings: EngineSettings, failure_callback: FailureCallback, prog
         set_default_variable("GOMP_SPINCOUNT", "3000")
     # Here and not at the top: importing torch takes seconds, and the health port must be up before that.
     from engine_core.model_executor.model_source import resolve_model
+    from engine_core.model_executor.pooling_files import read_pooling
 
     model = resolve_model(settings, progress)
     archive = tokenizer_archive.build(model.path)
@@ -37,7 +38,8 @@ def load_model(settings: EngineSettings, failure_callback: FailureCallback, prog
         # After the loader, which has checked the files.
         weight_version = content_version(model.path)
         sha256 = tokenizer_archive.sha256(archive)
-        served_model = ServedModel(model.name, model.revision, sha256, weight_version, model.path)
+        pooling = read_pooling(model.path)
+        served_model = ServedModel(model.name, model.revision, sha256, weight_version, model.path, pooling)
         return LoadedModel(executor, served_model, archive, _vocabulary(model.path, executor.model_info.vocab_size))
     except BaseException:
         executor.shutdown()

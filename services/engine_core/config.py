@@ -106,13 +106,19 @@ class EngineSettings(Settings):
         True, description="Admit a prompt only when all of it fits the free blocks, not only its first chunk."
     )
     watermark: float = Field(0.0, ge=0, lt=1, description="Share of blocks kept free when admitting next to others.")
+    pooling: Literal["auto", "mean", "last", "cls", "off"] = Field(
+        "auto",
+        description="What makes an embedding of a prompt's hidden states; auto = as the model's files say, else last.",
+    )
     max_logprobs: int = Field(
         20,
         ge=-1,
         description="Most log-probabilities of a position; -1 = whole vocabulary: 8 bytes an entry, for experiments.",
     )
-    scheduling_policy: Literal["fcfs", "priority"] = Field(
-        "fcfs", description="First come, first served; or by priority, with fairness between client classes within one."
+    scheduling_policy: Literal["fair", "fcfs", "priority"] = Field(
+        "fair",
+        description="Client classes take turns; or first come, first served, whoever asks; or by priority, and in "
+        "turns within one.",
     )
     client_class_weights: str = Field(
         "", description="Shares of client classes, like gold=4,free=1; * = any class not named, 1 unless set."
@@ -178,11 +184,11 @@ class EngineSettings(Settings):
 
     @model_validator(mode="after")
     def _check_policy(self) -> EngineSettings:
-        is_ranked = self.scheduling_policy == "priority"
-        if self.client_classes != ClientClasses() and not is_ranked:
-            raise ValueError(
-                "--client-class-weights and --client-class-best-priorities need --scheduling-policy priority"
-            )
+        classes = self.client_classes
+        if classes.best_priorities and self.scheduling_policy != "priority":
+            raise ValueError("--client-class-best-priorities needs --scheduling-policy priority")
+        if classes.weights and self.scheduling_policy == "fcfs":
+            raise ValueError("--client-class-weights has no meaning with --scheduling-policy fcfs")
         if self.max_num_partial_prefills and not self.enable_chunked_prefill:
             raise ValueError("--max-num-partial-prefills has no meaning with --no-enable-chunked-prefill")
         return self

@@ -113,6 +113,8 @@ class EngineCore:
         error = protocol_error(request, self.config)
         if error is None:
             self._start_grammar(request)
+            if request.pooling is not None and self.config.pooling is not None:
+                request.pooling = request.pooling.completed(self.config.pooling)
         if error is None and self.config.enable_prefix_caching:
             self.block_hasher.extend(request.block_hashes, request.num_tokens, request.token_ids, request.cache_salt)
         return error

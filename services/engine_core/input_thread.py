@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import grpc
 
-from engine_core import wire
 from engine_core.core_proc import EngineCoreProc
 from engine_core.messages import Add, PingStepLoop, Pong, UtilityCall, UtilityResult
+from engine_core.request_wire import decode_abort_reason, decode_request
 from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason, RequestError
 from engine_core.scheduler.request import Request
 from engine_core.session import Session, SessionError
@@ -53,7 +53,7 @@ class InputThread:
                 self._add(frame.add)
             case "abort":
                 keys = [(self._session.session_id, handle) for handle in frame.abort.handles]
-                self._proc.abort(keys, wire.decode_abort_reason(frame.abort.reason))
+                self._proc.abort(keys, decode_abort_reason(frame.abort.reason))
             case "ping":
                 self._ping(frame.ping)
             case "utility":
@@ -81,7 +81,7 @@ class InputThread:
         if message.traceparent:
             self._begin_trace(message)
         try:
-            request = wire.decode_request(self._session.session_id, message, self._proc.core.clock())
+            request = decode_request(self._session.session_id, message, self._proc.core.clock())
             error = self._proc.core.preprocess_add_request(request)
         except Exception as exception:
             logger.warning("request %s could not be decoded", message.request_id, exc_info=True)

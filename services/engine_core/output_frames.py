@@ -19,7 +19,7 @@ _TOKEN_BYTES = 4
 
 def size_of(output: EngineCoreOutput) -> int:
     """About as many bytes as on the wire."""
-    size = _OUTPUT_BYTES + _TOKEN_BYTES * len(output.new_token_ids)
+    size = _OUTPUT_BYTES + _TOKEN_BYTES * len(output.new_token_ids) + len(output.pooled or b"")
     for rows in (output.logprobs, output.prompt_logprobs):
         size += rows.num_bytes if rows is not None else 0
     return size
@@ -29,13 +29,13 @@ def size_of_all(outputs: Sequence[EngineCoreOutput]) -> int:
     """The same for many, most of which are one token and nothing else."""
     size = _OUTPUT_BYTES * len(outputs) + _TOKEN_BYTES * sum([len(output.new_token_ids) for output in outputs])
     rows = [rows for output in outputs for rows in (output.logprobs, output.prompt_logprobs) if rows is not None]
-    return size + sum(part.num_bytes for part in rows)
+    return size + sum(part.num_bytes for part in rows) + sum([len(one.pooled) for one in outputs if one.pooled])
 
 
 def cut(batch: EngineCoreOutputs, max_bytes: int = MAX_FRAME_BYTES) -> Iterator[EngineCoreOutputs]:
     """The batch as one frame, or as several in order; the stats are in the last one.
 
-    A frame is larger than the limit only where one row is.
+    A frame is larger than the limit only where one row, or one vector, is.
     """
     if size_of_all(batch.outputs) <= max_bytes:
         yield batch
@@ -54,7 +54,7 @@ def cut(batch: EngineCoreOutputs, max_bytes: int = MAX_FRAME_BYTES) -> Iterator[
 
 def _pieces(output: EngineCoreOutput, max_bytes: int) -> Iterator[EngineCoreOutput]:
     """Prompt rows, then tokens with theirs. Events come with the first piece, the finish with the last."""
-    if size_of(output) <= max_bytes:
+    if size_of(output) <= max_bytes or output.pooled is not None:
         yield output
         return
     pieces = [*_prompt_pieces(output, max_bytes), *_token_pieces(output, max_bytes)]

@@ -236,6 +236,7 @@ def _merge_request(parts: list[EngineCoreOutput]) -> EngineCoreOutput:
         first.events += output.events
         first.prefill = first.prefill or output.prefill
         first.finish = output.finish or first.finish
+        first.pooled = output.pooled or first.pooled
     if len(parts) > 1:
         first.logprobs = _join(part.logprobs for part in parts)
         first.prompt_logprobs = _join(part.prompt_logprobs for part in parts)

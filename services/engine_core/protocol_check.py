@@ -11,12 +11,15 @@ from collections.abc import Iterator
 
 from engine_core.resolved_config import ResolvedConfig
 from engine_core.scheduler.output import RequestError
-from engine_core.scheduler.request import MAX_PATTERN_TOKENS, Request
+from engine_core.scheduler.pooling import EMBED, PoolingParams
+from engine_core.scheduler.request import MAX_PATTERN_TOKENS, NO_LOGPROBS, Request
 from stepwire.packed_logprobs import MAX_CHOSEN_TOKEN_IDS, MAX_PROMPT_ENTRIES, WHOLE_VOCABULARY, num_entries
 
 
 def protocol_error(request: Request, config: ResolvedConfig) -> RequestError | None:
     """The first broken promise, naming field, value and limit; None = the request may be queued."""
+    if request.pooling is not None and config.pooling is None:
+        return RequestError("UNSUPPORTED_FEATURE", "pooling: this engine does not pool; --pooling is off")
     for message in _broken_promises(request, config):
         return RequestError("FIELD_INVALID", message)
     return None
@@ -26,7 +29,9 @@ def _broken_promises(request: Request, config: ResolvedConfig) -> Iterator[str]:
     stop, sampling = request.stop, request.sampling
     if not request.prompt_token_ids:
         yield "prompt_token_ids: is empty"
-    if stop.max_tokens <= request.num_resumed_tokens:
+    if request.pooling is not None:
+        yield from _broken_pooling(request, request.pooling, config)
+    elif stop.max_tokens <= request.num_resumed_tokens:
         yield f"max_tokens: {stop.max_tokens} leaves nothing after {request.num_resumed_tokens} resumed tokens"
     if request.max_num_tokens > config.max_model_len:
         yield f"max_tokens: prompt and max_tokens are {request.max_num_tokens}; the limit is {config.max_model_len}"
@@ -53,6 +58,19 @@ def _broken_promises(request: Request, config: ResolvedConfig) -> Iterator[str]:
     largest = max(_token_ids(request), default=0)
     if largest >= config.model_info.vocab_size:
         yield f"token id {largest} is outside the vocabulary of {config.model_info.vocab_size}"
+
+
+def _broken_pooling(request: Request, pooling: PoolingParams, config: ResolvedConfig) -> Iterator[str]:
+    if pooling.task != EMBED:
+        yield f"pooling.task: {pooling.task!r} is none of this engine's; it is {EMBED!r}"
+    limit = config.model_info.hidden_size
+    if pooling.num_dimensions is not None and not 1 <= pooling.num_dimensions <= limit:
+        yield f"pooling.dimensions: {pooling.num_dimensions} is outside 1..{limit}"
+    if request.stop.max_tokens or request.output_token_ids:
+        num_resumed = len(request.output_token_ids)
+        yield f"max_tokens: {request.stop.max_tokens} and {num_resumed} resumed tokens with pooling, which has neither"
+    if request.grammar_spec is not None or request.logprobs != NO_LOGPROBS:
+        yield "pooling: excludes structured_output, logprobs and prompt_logprobs, which are about tokens"
 
 
 def _broken_logprobs(request: Request, config: ResolvedConfig) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine_core.config import EngineSettings
@@ -10,6 +10,7 @@ from engine_core.kv_cache.kv_cache_layout import KVCacheLayout
 from engine_core.model_executor.executor import ModelInfo
 from engine_core.model_executor.startup_error import StartupError
 from engine_core.scheduler.client_classes import ClientClasses
+from engine_core.scheduler.pooling import DEFAULT_POOLING, EMBED, GENERATE, ModelPooling, PoolingType
 from engine_core.scheduler.scheduler_config import SchedulerConfig
 from engine_core.scheduler.scheduling_policy import SchedulingPolicy
 
@@ -25,6 +26,8 @@ class ServedModel:
     weight_version: str = ""
     # Where the weights lie.
     directory: Path = Path()
+    # As its files say.
+    pooling: ModelPooling = DEFAULT_POOLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class ResolvedConfig:
     seed_of_hashes: str
     # Kinds of constraints that requests may have; none without a vocabulary.
     structured_output_kinds: tuple[str, ...] = ()
+    # How the model pools; None = it does not.
+    pooling: ModelPooling | None = None
     # Paths in utility calls lie below one of these.
     trusted_dirs: tuple[Path, ...] = ()
 
@@ -71,7 +76,18 @@ class ResolvedConfig:
     def features(self) -> tuple[str, ...]:
         """What Ready tells beside the facts with fields of their own."""
         policy = ("priority",) if self.scheduling_policy is SchedulingPolicy.PRIORITY else ()
-        return (*policy, f"model_impl:{self.model_info.implementation}")
+        pooling = (self.pooling.feature,) if self.pooling is not None else ()
+        return (*policy, *pooling, f"model_impl:{self.model_info.implementation}")
+
+    @property
+    def embedding_dimensions(self) -> int:
+        """0 = this engine does not pool."""
+        return self.model_info.hidden_size if self.pooling is not None else 0
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What requests may want."""
+        return (GENERATE,) if self.pooling is None else (GENERATE, EMBED)
 
     def scheduler_config(self) -> SchedulerConfig:
         return SchedulerConfig(
@@ -138,8 +154,19 @@ def resolve_config(
         client_classes=settings.client_classes,
         seed_of_hashes=settings.seed_of_hashes,
         structured_output_kinds=structured_output_kinds,
+        pooling=_pooling(settings, served_model.pooling),
         trusted_dirs=settings.trusted_directories,
     )
+
+
+def _pooling(settings: EngineSettings, own: ModelPooling) -> ModelPooling | None:
+    match settings.pooling:
+        case "off":
+            return None
+        case "auto":
+            return own
+        case name:
+            return replace(own, type=PoolingType(name))
 
 
 def _max_model_len(settings: EngineSettings, model_info: ModelInfo, capacity: int) -> int:

@@ -35,7 +35,6 @@ logger = logging.getLogger(__name__)
 DrainRequest = Callable[[float | None, str], None]
 Outcome = op.OperationResult | Future[Any]
 
-TASKS = ("generate",)
 # Looking stays possible while the engine shuts down.
 _ANSWERED_WHILE_DRAINING = (op.IsPaused, op.IsSleeping, op.CheckHealth, op.DumpState, wop.GetWeightVersion)
 _TOO_LATE = RequestError("DEADLINE", "the operation did not complete within the timeout of the call")
@@ -65,7 +64,7 @@ class Utilities:
             op.StopProfile: lambda _: self._profile.stop(),
             op.DumpState: lambda call: dump_state(proc, call),
             op.CheckHealth: lambda _: op.CheckHealthResult(proc.core.executor.check_health()),
-            op.GetSupportedTasks: lambda _: op.GetSupportedTasksResult(TASKS),
+            op.GetSupportedTasks: lambda _: op.GetSupportedTasksResult(self._core.config.tasks),
             op.GetKVCacheMetadata: self._get_kv_cache_metadata,
             op.ExecuteDummyBatch: self._execute_dummy_batch,
             op.Drain: self._drain,

@@ -1,17 +1,15 @@
-"""Protobuf messages to engine dataclasses and back; utility calls have a module of their own, `utility_wire`.
+"""Engine dataclasses to protobuf messages. Requests are decoded by `request_wire`, utility calls by `utility_wire`.
 
-Decoding runs in input threads, encoding in output threads; neither touches the scheduler.
+Runs in output threads and never touches the scheduler.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import EngineCoreDead, OutputMessage, Pong, ShutdownNotice, UtilityResult
 from engine_core.resolved_config import ResolvedConfig
-from engine_core.scheduler.grammar import GrammarSpec
 from engine_core.scheduler.output import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -20,17 +18,10 @@ from engine_core.scheduler.output import (
     RequestError,
     SchedulerStats,
 )
-from engine_core.scheduler.request import (
-    EventType,
-    LogprobsParams,
-    RepetitionDetection,
-    Request,
-    SamplingParams,
-    StopConditions,
-)
+from engine_core.scheduler.request import EventType
 from engine_core.step_progress import StepProgress
 from engine_core.utility_wire import encode_result
-from stepwire import __version__, token_array
+from stepwire import __version__
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.grpc_errors import status_code
 from stepwire.packed_logprobs import PackedLogprobs
@@ -40,8 +31,6 @@ PROTOCOL_VERSION = 1
 
 _NS = 1_000_000_000
 _MAX_UINT32 = 2**32 - 1
-# A day: what is older is a broken clock, and must not break the numbers of others.
-_MAX_AGE_US = 86_400_000_000
 _STATES: dict[EngineState, common_pb2.EngineState.ValueType] = {
     state: common_pb2.EngineState.Value(f"ENGINE_STATE_{state.name}") for state in EngineState
 }
@@ -51,95 +40,6 @@ _FINISH_REASONS: dict[FinishReason, pb.EngineFinishReason.ValueType] = {
 _EVENTS: dict[EventType, pb.EventType.ValueType] = {
     event: pb.EventType.Value(f"EVENT_TYPE_{event.name}") for event in EventType
 }
-_ABORT_REASONS: dict[int, str] = {
-    value: name.removeprefix("ABORT_REASON_").lower() for name, value in pb.AbortReason.items()
-}
-
-
-# -- decoding ----------------------------------------------------------------------------------------------------------
-
-
-def decode_request(session_id: str, message: pb.EngineCoreRequest, now: float) -> Request:
-    """One sequence as the scheduler wants it. Raises ValueError for a token array that is none."""
-    return Request(
-        key=(session_id, message.handle),
-        request_id=message.request_id,
-        prompt_token_ids=token_array.unpack(message.prompt_token_ids),
-        output_token_ids=token_array.unpack(message.resume_output_token_ids),
-        sampling=_decode_sampling(message.sampling),
-        stop=_decode_stop(message),
-        arrival_time=now - min(message.age_us, _MAX_AGE_US) / 1e6,
-        deadline=_decode_deadline(message.deadline_in_us, now),
-        queue_deadline=_decode_deadline(message.queue_deadline_in_us, now),
-        cache_salt=message.cache_salt,
-        bypass_prefix_cache=message.bypass_prefix_cache,
-        priority=message.priority,
-        client_class=message.client_class,
-        logprobs=_decode_logprobs(message),
-        grammar_spec=_decode_grammar(message.structured_output),
-    )
-
-
-def _decode_deadline(in_us: int, now: float) -> float | None:
-    return now + in_us / 1e6 if in_us else None
-
-
-def _decode_logprobs(message: pb.EngineCoreRequest) -> LogprobsParams:
-    return LogprobsParams(
-        num_output=message.logprobs if message.HasField("logprobs") else None,
-        num_prompt=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
-        chosen_token_ids=tuple(message.logprob_token_ids),
-    )
-
-
-def _decode_sampling(message: pb.EngineSamplingParams) -> SamplingParams:
-    return SamplingParams(
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty,
-        seed=message.seed,
-        logit_bias=tuple(zip(message.logit_bias_token_ids, message.logit_bias_values, strict=True)),
-        allowed_token_ids=tuple(message.allowed_token_ids),
-        bad_words=tuple(tuple(bad_word.ids) for bad_word in message.bad_words),
-    )
-
-
-def _decode_grammar(message: common_pb2.StructuredOutput) -> GrammarSpec | None:
-    kind = message.WhichOneof("spec")
-    match kind:
-        case None:
-            return None
-        case "json_object":
-            return GrammarSpec(kind, "")
-        case "choice":
-            return GrammarSpec(kind, json.dumps(list(message.choice.choices)))
-        case _:
-            return GrammarSpec(kind, getattr(message, kind))
-
-
-def _decode_stop(message: pb.EngineCoreRequest) -> StopConditions:
-    detection = message.repetition_detection
-    repetition = RepetitionDetection(detection.max_pattern_tokens, detection.min_pattern_tokens, detection.min_repeats)
-    return StopConditions(
-        max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
-        stop_token_ids=frozenset(message.stop_token_ids),
-        eos_token_ids=frozenset(message.eos_token_ids),
-        ignore_eos=message.ignore_eos,
-        repetition=repetition if detection.max_pattern_tokens else None,
-    )
-
-
-def decode_abort_reason(reason: pb.AbortReason.ValueType) -> str:
-    """Label of the aborted counter; a reason that only a newer frontend knows is unspecified."""
-    return _ABORT_REASONS.get(reason, "unspecified")
-
-
-# -- encoding ----------------------------------------------------------------------------------------------------------
 
 
 def encode_error(error: RequestError) -> common_pb2.EngineError:
@@ -312,11 +212,12 @@ def _fill_config(ready: pb.Ready, config: ResolvedConfig) -> None:
     ready.features.extend(config.features)
     ready.structured_output_kinds.extend(config.structured_output_kinds)
     ready.weight_version = config.served_model.weight_version
+    ready.embedding_dimensions = config.embedding_dimensions
     ready.kv_cache_max_concurrency = config.kv_cache_tokens / config.max_model_len
 
 
 def _encode_output(output: EngineCoreOutput) -> pb.RequestOutput:
-    message = pb.RequestOutput(handle=output.key[1], new_token_ids=output.new_token_ids)
+    message = pb.RequestOutput(handle=output.key[1], new_token_ids=output.new_token_ids, pooled=output.pooled or b"")
     for event, time in output.events:
         message.events.add(type=_EVENTS[event], monotonic_ns=int(time * _NS))
     if output.prefill is not None:

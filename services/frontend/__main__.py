@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import signal
 import sys
-import threading
-from collections.abc import Callable
 
 from frontend.config import FrontendSettings
+from frontend.event_loop import loop_factory
+from frontend.parent_watch import watch_parent
 from frontend.process import FrontendProcess
+from frontend.workers import supervisor
 from stepwire import log
 from stepwire.listen_address import BindError
-
-logger = logging.getLogger(__name__)
-
-STDIN = 0
 
 
 def main(args: list[str] | None = None) -> int:
     """Run until told to stop; the exit code is 0 after an orderly end and 1 when a port is not to be had."""
     settings = FrontendSettings.from_command_line(args)
     log.configure(settings.log_level, settings.log_format, "frontend")
+    if settings.workers > 1:
+        return supervisor.run(settings)
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(settings))
     except BindError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -40,30 +37,9 @@ async def _serve(settings: FrontendSettings) -> None:
         loop.add_signal_handler(number, process.request_stop)
     await process.start()
     if settings.owner == "parent":
-        _watch_parent(lambda: loop.call_soon_threadsafe(lambda: process.request_stop(at_once=True)))
+        watch_parent(lambda: loop.call_soon_threadsafe(lambda: process.request_stop(at_once=True)))
     process.freeze_garbage()
     await process.run()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
-
-
-def _watch_parent(on_end: Callable[[], object]) -> None:
-    """Call `on_end` when the pipe on stdin reaches its end, which it does when the parent is gone, however it went."""
-
-    def watch() -> None:
-        # Not sys.stdin: its lock would be held by this thread when the interpreter ends.
-        while os.read(STDIN, 1024):
-            pass
-        logger.info("the parent is gone")
-        on_end()
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from frontend.api.malformed_requests import MalformedRequestInterceptor
 from frontend.drain import FrontendDrain
 from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
+from frontend.peers import Peers
 from stepwire import grpc_options, grpc_server
 from stepwire.aio_health import AioHealth
 from stepwire.tls import TlsFiles
@@ -25,7 +26,13 @@ class AdminServer:
     """`bind`, `start`, `stop`; serves from start to stop, also while the frontend drains."""
 
     def __init__(
-        self, frontend: LLMFrontend, drain: FrontendDrain, metrics: FrontendMetrics, *, enable_reflection: bool
+        self,
+        frontend: LLMFrontend,
+        drain: FrontendDrain,
+        metrics: FrontendMetrics,
+        peers: Peers,
+        *,
+        enable_reflection: bool,
     ) -> None:
         metrics.expect_methods(METHODS)
         self._health = AioHealth([SERVICE_NAME])
@@ -38,7 +45,7 @@ class AdminServer:
             options=grpc_options.SERVER,
         )
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminService(frontend.pool, drain, frontend.gate), self._server
+            AdminService(frontend.pool, drain, frontend.gate, peers), self._server
         )
         self._health.add_to(self._server)
         if enable_reflection:

@@ -75,7 +75,7 @@ class ChatTemplate:
         _check_messages(messages)
         template = self._template
         try:
-            return template.render(
+            text = template.render(
                 {
                     # Templates ask whether they are none, which an undefined variable is not.
                     "documents": None,
@@ -90,6 +90,8 @@ class ChatTemplate:
         except Exception as error:
             what = self._describe(error)
             raise InvalidRequestError.of_field("messages", f"the chat template fails: {what}") from error
+        _check_text(text)
+        return text
 
     @cached_property
     def _template(self) -> jinja2.Template:
@@ -98,10 +100,11 @@ class ChatTemplate:
             raise InvalidRequestError.of_field("chat_template", "the model has no chat template; give one")
         try:
             return _environment().from_string(self.source)
-        # A deeply nested one is too much for the compiler.
-        except (jinja2.TemplateError, RecursionError) as error:
+        # Nested too deeply, or a constant that cannot be computed: whatever it is, the template brings it about.
+        except Exception as error:
             place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-            what = f"{type(error).__name__}{place}" if self._is_callers else str(error)
+            is_quoted = isinstance(error, jinja2.TemplateError) and not self._is_callers
+            what = str(error) if is_quoted else f"{type(error).__name__}{place}"
             raise InvalidRequestError.of_field("chat_template", f"the template is not valid: {what}") from error
 
     def _describe(self, error: Exception) -> str:
@@ -165,6 +168,15 @@ def _check_messages(messages: Sequence[Message]) -> None:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InvalidRequestError.of_field(f"messages[{index}]", "a message is a mapping with a role and content")
+
+
+def _check_text(text: str) -> None:
+    """Half a character, as JSON and templates can write one, has no bytes that a tokenizer could take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Not chained: its text quotes.
+        raise InvalidRequestError.of_field("messages", "the prompt would have a lone surrogate in it") from None
 
 
 def _read_source(directory: Path) -> str | None:

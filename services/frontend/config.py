@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,6 +68,13 @@ class FrontendSettings(Settings):
     )
     client_id: str = Field("", description="Stable name towards engines, for logs and metrics; empty = the host name.")
 
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that serve the public ports together; the kernel spreads connections among them. "
+        "Limits and rates are divided by it.",
+    )
     max_concurrent_requests: int = Field(
         1024, ge=1, description="Choices in flight (n counts n); one more is QUEUE_FULL."
     )
@@ -103,6 +111,10 @@ class FrontendSettings(Settings):
         description="Serve vllm.grpc.engine.VllmEngine too, for gateways that speak it; auto = when the package "
         "smg-grpc-proto is installed.",
     )
+    relay_kv_events: bool = Field(
+        False,
+        description="Relay the engine's cache events to gateways: all callers of the port can read prompts from them.",
+    )
     owner: Literal["none", "parent"] = Field(
         "none", description="parent: end when the parent process goes (a pipe on stdin reaches its end)."
     )
@@ -133,6 +145,16 @@ class FrontendSettings(Settings):
             reasoning_parser=self.reasoning_parser,
             allows_request_template=self.allow_request_chat_template,
         )
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> FrontendSettings:
+        if self.workers > 1 and not hasattr(socket, "SO_REUSEPORT"):
+            raise ValueError("--workers: several processes can not share a port on this system")
+        for flag in ("max_concurrent_requests", "max_concurrent_prompt_tokens"):
+            if getattr(self, flag) < self.workers:
+                name = flag.replace("_", "-")
+                raise ValueError(f"--{name}: {getattr(self, flag)} can not be divided among {self.workers} workers")
+        return self
 
     @model_validator(mode="after")
     def _check_compat(self) -> FrontendSettings:

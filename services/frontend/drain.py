@@ -10,6 +10,7 @@ import logging
 import time
 
 from frontend.llm_frontend import LLMFrontend
+from frontend.peers import DrainStatus
 
 logger = logging.getLogger(__name__)
 
@@ -24,19 +25,12 @@ class FrontendDrain:
         self._cutting: asyncio.Task[None] | None = None
 
     @property
-    def is_draining(self) -> bool:
-        return self._frontend.is_draining
-
-    @property
-    def num_requests(self) -> int:
-        return self._frontend.num_in_flight
-
-    @property
-    def remaining_s(self) -> float:
-        """Until running requests are cut; 0 when there is no drain, or nothing to cut."""
-        if self._deadline is None or not self.num_requests:
-            return 0.0
-        return max(0.0, self._deadline - time.monotonic())
+    def status(self) -> DrainStatus:
+        """Of this process; no time remains when there is no drain, or nothing to cut."""
+        num_requests = self._frontend.num_in_flight
+        is_limited = self._deadline is not None and num_requests > 0
+        remaining_s = max(0.0, (self._deadline or 0.0) - time.monotonic()) if is_limited else 0.0
+        return DrainStatus(self._frontend.is_draining, num_requests, remaining_s)
 
     def begin(self, timeout_s: float | None, reason: str) -> int:
         """Refuse from now on, cut what still runs after the time; returns how many requests are in flight."""
@@ -45,9 +39,9 @@ class FrontendDrain:
             self._deadline = deadline
             self.close()
             self._cutting = asyncio.create_task(self._cut_at(deadline))
-        logger.info("draining for up to %.1f s: %s", self.remaining_s, reason)
+        logger.info("draining for up to %.1f s: %s", self.status.remaining_s, reason)
         self._frontend.begin_drain()
-        return self.num_requests
+        return self.status.num_requests
 
     def close(self) -> None:
         """The process ends, or a shorter time holds."""

@@ -63,6 +63,8 @@ class EngineOutput(NamedTuple):
     logprobs: PackedLogprobs | None = None
     # The next rows of the prompt.
     prompt_logprobs: PackedLogprobs | None = None
+    # The answer to a request that pools, with its finish: float32, little-endian.
+    pooled: bytes = b""
 
     @property
     def has_news(self) -> bool:

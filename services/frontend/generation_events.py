@@ -66,6 +66,8 @@ class ChoiceFinished:
     reason: FinishReason
     stop_match: StopMatch | None
     num_output_tokens: int
+    # The vector of a request that pools, which is all of its answer: float32, little-endian.
+    pooled: bytes = b""
 
 
 CollectorItem = Admitted | PromptReady | ChoiceDelta | ChoiceFinished

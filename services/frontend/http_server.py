@@ -57,11 +57,13 @@ class HttpServer:
         self._server = _Server(config)
         self._serving: asyncio.Task[None] | None = None
 
-    def bind(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises BindError."""
+    def bind(self, host: str, port: int, *, shares_port: bool = False) -> int:
+        """Listen, with the other workers if there are any; returns the port. Raises BindError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             self._socket.bind((host, port))
             self._socket.listen(BACKLOG)

@@ -24,6 +24,7 @@ from frontend.engine_client.tokenizer_store import TokenizerStore
 from frontend.engine_outputs import EngineOutput
 from frontend.generation import ClientGoneError, Generation
 from frontend.metrics import FrontendMetrics
+from frontend.peers import Peers
 from frontend.request_errors import (
     as_stepwire_error,
     draining_error,
@@ -47,12 +48,14 @@ class LLMFrontend:
         identity: ClientIdentity,
         metrics: FrontendMetrics,
         on_change: Callable[[], None],
+        peers: Peers,
     ) -> None:
         self.instance_id = identity.session_id
         self.settings = settings
         self.metrics = metrics
         self.is_draining = False
-        self.gate = Gate(settings.token_file)
+        self.gate = Gate(settings.token_file, num_parts=settings.workers)
+        self._peers = peers
         # None until the first engine has been attached.
         self._model: ServingModel | None = None
         self._on_change = on_change
@@ -113,6 +116,7 @@ class LLMFrontend:
         try:
             generation = self._enter(request_id, self.gate.identify(caller, client_class), deadline_in_s)
             async with generation.time_limit:
+                await self._claim(generation)
                 yield generation
         except (asyncio.CancelledError, ClientGoneError):
             kind, finished_reason = AbortKind.CLIENT_CANCELLED, "abort"
@@ -165,7 +169,7 @@ class LLMFrontend:
         key = (caller.key, request_id)
         other = self._in_flight.get(key)
         if other is not None:
-            raise duplicate_error(other)
+            raise duplicate_error(request_id, other.tokens_emitted)
         permit = self._admit(caller)
         generation = Generation(request_id, caller, self.model, permit, self.pool, self.metrics.of_model, deadline_in_s)
         self._in_flight[key] = generation
@@ -173,8 +177,15 @@ class LLMFrontend:
         self.metrics.requests_in_flight.inc()
         return generation
 
+    async def _claim(self, generation: Generation) -> None:
+        """The same id may be in flight in another process."""
+        tokens_emitted = await self._peers.claim(generation.caller.key, generation.request_id)
+        if tokens_emitted is not None:
+            raise duplicate_error(generation.request_id, tokens_emitted)
+
     def _leave(self, generation: Generation, kind: AbortKind, finished_reason: str) -> None:
         del self._in_flight[generation.caller.key, generation.request_id]
+        self._peers.release(generation.caller.key, generation.request_id)
         if not self._in_flight:
             self._became_idle.set()
         self.metrics.requests_in_flight.dec()
@@ -195,18 +206,26 @@ class LLMFrontend:
 
     # Control.
 
-    def abort(self, caller: str, request_ids: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Abort requests of this caller; returns the ids that were live, and the others."""
-        live, inactive = [], []
+    async def abort(self, caller: str, request_ids: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Abort requests of this caller, in whichever process; returns the ids that were live, and the others."""
+        ids = list(dict.fromkeys(request_ids))
         key = self.gate.identify(caller).key
-        for request_id in dict.fromkeys(request_ids):
-            generation = self._in_flight.get((key, request_id))
-            if generation is None:
-                inactive.append(request_id)
-            else:
-                live.append(request_id)
-                generation.abort()
-        return live, inactive
+        live = set(self.abort_here(key, ids))
+        if elsewhere := [request_id for request_id in ids if request_id not in live]:
+            live |= await self._peers.abort(key, elsewhere)
+        return [one for one in ids if one in live], [one for one in ids if one not in live]
+
+    def abort_here(self, key: str, request_ids: Iterable[str]) -> list[str]:
+        """Of those in flight in this process; `key` is the namespace of the caller's ids. Returns the live ones."""
+        found = {one: self._in_flight[key, one] for one in request_ids if (key, one) in self._in_flight}
+        for generation in found.values():
+            generation.abort()
+        return list(found)
+
+    def tokens_emitted(self, key: str, request_id: str) -> int | None:
+        """Of a request in flight in this process."""
+        generation = self._in_flight.get((key, request_id))
+        return None if generation is None else generation.tokens_emitted
 
     def begin_drain(self) -> None:
         """Refuse new requests; those in flight go on."""

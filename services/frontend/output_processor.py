@@ -171,7 +171,7 @@ class OutputProcessor:
             if output.finish is None:
                 stopped.append(output.handle)
             state.collector.finish(
-                ChoiceFinished(choice.choice, news.reason, news.stop_match, choice.num_output_tokens)
+                ChoiceFinished(choice.choice, news.reason, news.stop_match, choice.num_output_tokens, output.pooled)
             )
 
     def _end(self, state: RequestState, error: StepwireError, kind: AbortKind) -> None:

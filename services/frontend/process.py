@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from frontend.admin_server import AdminServer
 from frontend.config import FrontendSettings
@@ -21,6 +21,8 @@ from frontend.garbage import GarbageDuty
 from frontend.http_server import HttpServer
 from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
+from frontend.peers import NoPeers, Peers
+from frontend.role import SINGLE, Role
 from frontend.server import PublicServer
 from stepwire import tracing
 from stepwire.listen_address import join
@@ -34,13 +36,24 @@ ALIVE_S = 60.0
 # Handlers that were cut still have to write their status.
 LAST_WORDS_S = 5.0
 SERVER_GRACE_S = 5.0
+# A worker that takes another's place listens without an engine after this long.
+ATTACH_FIRST_S = 10.0
 
 
 class FrontendProcess:
     """`start`, then `run` until somebody has called `request_stop`. Everything is released when `run` returns."""
 
-    def __init__(self, settings: FrontendSettings) -> None:
+    def __init__(
+        self,
+        settings: FrontendSettings,
+        peers: Peers | None = None,
+        role: Role = SINGLE,
+        on_serving: Callable[[bool], None] = lambda is_serving: None,
+    ) -> None:
         self._settings = settings
+        self._role = role
+        self._on_serving = on_serving
+        peers = peers or NoPeers()
         identity = ClientIdentity(
             client_id=settings.client_id or socket.gethostname(),
             session_id=uuid.uuid4().hex,
@@ -56,11 +69,18 @@ class FrontendProcess:
         )
         self.metrics = FrontendMetrics()
         self._changed = asyncio.Event()
-        self.frontend = LLMFrontend(settings, identity, self.metrics, self._changed.set)
-        self.server = PublicServer(self.frontend, self.metrics, enable_reflection=settings.enable_reflection)
+        self.frontend = LLMFrontend(settings, identity, self.metrics, self._changed.set, peers)
+        self.server = PublicServer(
+            self.frontend,
+            self.metrics,
+            enable_reflection=settings.enable_reflection,
+            shares_port=role.is_worker,
+        )
         self.drain = FrontendDrain(self.frontend, settings.drain_timeout_s)
-        self.admin_server = AdminServer(
-            self.frontend, self.drain, self.metrics, enable_reflection=settings.enable_reflection
+        self.admin_server = (
+            AdminServer(self.frontend, self.drain, self.metrics, peers, enable_reflection=settings.enable_reflection)
+            if role.has_admin_port
+            else None
         )
         self.http_server = (
             HttpServer(self.frontend, self.metrics, self._is_ready, SERVER_GRACE_S, settings.tls)
@@ -78,25 +98,46 @@ class FrontendProcess:
 
     async def start(self) -> None:
         """Listen, and begin to connect to the engines. Raises BindError before anything else has happened."""
-        self.port = self.server.bind(self._settings.host, self._settings.port, self._settings.tls)
-        self.admin_port = self.admin_server.bind(
-            self._settings.admin_host, self._settings.admin_port, self._settings.tls
-        )
-        if self.http_server is not None:
-            self.http_server.bind(self._settings.host, self._settings.http_port)
-        self.metrics_port, self._close_metrics = serve_http(
-            self._settings.metrics_port,
-            self.metrics.registry,
-            self._is_ready,
-            lambda: time.monotonic() - self._last_tick < ALIVE_S,
-            host=self._settings.host,
-        )
+        if self._role.is_replacement:
+            await self._attach_first()
+        self._bind()
         await self.server.start()
-        await self.admin_server.start()
-        self.frontend.start()
+        if self.admin_server is not None:
+            await self.admin_server.start()
+        if not self._role.is_replacement:
+            self.frontend.start()
         self._background = [asyncio.create_task(self._publish_health()), asyncio.create_task(self._tick())]
         if self.http_server is not None:
             self._background.append(self.http_server.start())
+        if not self._role.is_worker:
+            self._say_where()
+
+    def _bind(self) -> None:
+        settings, shares_port = self._settings, self._role.is_worker
+        self.port = self.server.bind(settings.host, settings.port, settings.tls)
+        if self.admin_server is not None:
+            self.admin_port = self.admin_server.bind(settings.admin_host, settings.admin_port, settings.tls)
+        if self.http_server is not None:
+            self.http_server.bind(settings.host, settings.http_port, shares_port=shares_port)
+        if not self._role.is_worker:
+            self.metrics_port, self._close_metrics = serve_http(
+                settings.metrics_port,
+                self.metrics.registry,
+                self._is_ready,
+                lambda: time.monotonic() - self._last_tick < ALIVE_S,
+                host=settings.host,
+            )
+
+    async def _attach_first(self) -> None:
+        """Others serve meanwhile: callers go to them until this one has an engine."""
+        self.frontend.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ATTACH_FIRST_S):
+                while not (self.frontend.is_serving or self._stop.is_set()):
+                    await self._changed.wait()
+                    self._changed.clear()
+
+    def _say_where(self) -> None:
         logger.info(
             "listening on %s, metrics on %s, admin on %s, HTTP on %s",
             join(self._settings.host, self.port),
@@ -112,6 +153,7 @@ class FrontendProcess:
         elif self._stop.is_set() or at_once:
             self._hurry.set()
         self._stop.set()
+        self._changed.set()
 
     def freeze_garbage(self) -> None:
         """Everything that lives as long as the process is there; for the owner of the interpreter."""
@@ -131,14 +173,16 @@ class FrontendProcess:
             await asyncio.wait_for(self.frontend.wait_idle(), LAST_WORDS_S)
         await self.frontend.close()
         self.drain.close()
-        await self.admin_server.stop(SERVER_GRACE_S)
+        if self.admin_server is not None:
+            await self.admin_server.stop(SERVER_GRACE_S)
         await self.server.stop(SERVER_GRACE_S)
         if self.http_server is not None:
             await self.http_server.stop()
         for task in self._background:
             task.cancel()
         await asyncio.wait(self._background)
-        self._close_metrics()
+        if not self._role.is_worker:
+            self._close_metrics()
         # It sends what is left, and may have to wait for the receiver.
         await asyncio.to_thread(self._end_tracing)
         logger.info("stopped")
@@ -167,6 +211,7 @@ class FrontendProcess:
                 self._is_serving = is_serving
                 logger.info("now %s", "SERVING" if is_serving else "NOT_SERVING")
                 await self.server.set_serving(is_serving)
+                self._on_serving(is_serving)
             await self._changed.wait()
             self._changed.clear()
 

@@ -31,11 +31,12 @@ def draining_error() -> UnavailableError:
     return UnavailableError("this frontend is shutting down", reason="DRAINING", retry_after_ms=RETRY_AFTER_MS)
 
 
-def duplicate_error(other: Generation) -> InvalidRequestError:
+def duplicate_error(request_id: str, tokens_emitted: int) -> InvalidRequestError:
+    """Another request of this caller has the id, in this process or another one."""
     return InvalidRequestError(
-        f"request_id {other.request_id!r} is in flight; abort it, or resume it when its stream is lost",
+        f"request_id {request_id!r} is in flight; abort it, or resume it when its stream is lost",
         reason="DUPLICATE_REQUEST",
-        metadata={"tokens_emitted": str(other.tokens_emitted)},
+        metadata={"tokens_emitted": str(tokens_emitted)},
     )
 
 

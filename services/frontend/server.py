@@ -16,6 +16,7 @@ import grpc.aio
 from frontend.api.authorizing import AuthorizingInterceptor
 from frontend.api.chat import ChatService
 from frontend.api.counting import CountingInterceptor
+from frontend.api.embedding import EmbeddingService
 from frontend.api.generation import GenerationService
 from frontend.api.malformed_requests import MalformedRequestInterceptor
 from frontend.api.models import ModelService
@@ -29,6 +30,8 @@ from stepwire.tls import TlsFiles
 from stepwire.v1 import (
     chat_service_pb2,
     chat_service_pb2_grpc,
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
     model_service_pb2,
@@ -39,7 +42,13 @@ from stepwire.v1 import (
 
 _SERVICES = tuple(
     service
-    for module in (generation_service_pb2, chat_service_pb2, tokenization_service_pb2, model_service_pb2)
+    for module in (
+        generation_service_pb2,
+        chat_service_pb2,
+        embedding_service_pb2,
+        tokenization_service_pb2,
+        model_service_pb2,
+    )
     for service in module.DESCRIPTOR.services_by_name.values()
 )
 SERVICE_NAMES = tuple(service.full_name for service in _SERVICES)
@@ -49,7 +58,9 @@ HEALTH_METHODS = ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 class PublicServer:
     """`bind`, `start`, `stop`; `health` is set from outside."""
 
-    def __init__(self, frontend: LLMFrontend, metrics: FrontendMetrics, *, enable_reflection: bool) -> None:
+    def __init__(
+        self, frontend: LLMFrontend, metrics: FrontendMetrics, *, enable_reflection: bool, shares_port: bool = False
+    ) -> None:
         compat = _load_compat() if frontend.settings.serves_vllm_compat else None
         services = [*_SERVICES, compat.SERVICE] if compat is not None else _SERVICES
         self._service_names = tuple(service.full_name for service in services)
@@ -62,10 +73,11 @@ class PublicServer:
                 AuthorizingInterceptor(frontend.gate),
                 MalformedRequestInterceptor(),
             ],
-            options=grpc_options.PUBLIC_SERVER,
+            options=grpc_options.SHARED_PUBLIC_SERVER if shares_port else grpc_options.PUBLIC_SERVER,
         )
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationService(frontend), self._server)
         chat_service_pb2_grpc.add_ChatServiceServicer_to_server(ChatService(frontend), self._server)
+        embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(EmbeddingService(frontend), self._server)
         tokenization_service_pb2_grpc.add_TokenizationServiceServicer_to_server(
             TokenizationService(frontend), self._server
         )

@@ -84,4 +84,5 @@ def _model_facts(facts: EngineFacts) -> ModelFacts:
         max_logprobs=facts.max_logprobs,
         structured_output_kinds=facts.structured_output_kinds,
         has_priorities=facts.has_priorities,
+        embedding_dimensions=facts.embedding_dimensions,
     )

@@ -19,10 +19,11 @@ from engine_core.core import EngineCore
 from engine_core.death import describe_death
 from engine_core.lifecycle import EngineLifecycle
 from engine_core.model_executor.executor import ExecutorFailedError
+from engine_core.request_wire import decode_request
 from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
 from engine_core.startup import ModelLoader, start_engine
 from engine_core.step_progress import StepProgress
-from engine_core.wire import FrameEncoder, decode_request
+from engine_core.wire import FrameEncoder
 from frontend.abort_kind import AbortKind
 from frontend.engine_client.wire import to_death, to_facts, to_outputs
 from frontend.engine_outputs import EngineOutput

@@ -6,6 +6,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 Options = list[tuple[str, int | str]]
 
+_REUSE_PORT = "grpc.so_reuseport"
 _MESSAGE_LENGTHS: Options = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -14,7 +15,7 @@ _MESSAGE_LENGTHS: Options = [
 # Both servers. so_reuseport 0: a second process must fail to bind instead of silently taking half of the traffic.
 SERVER: Options = [
     *_MESSAGE_LENGTHS,
-    ("grpc.so_reuseport", 0),
+    (_REUSE_PORT, 0),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -25,9 +26,19 @@ SERVER: Options = [
 # The public port only: an age makes clients resolve DNS again. On the engine port it would kill the stream.
 PUBLIC_SERVER: Options = [
     *SERVER,
+    # Calls that came together and that the event loop has not taken up yet: above 1 000 gRPC by default ends some of
+    # them CANCELLED, before admission could refuse them with a reason and a time to come back.
+    ("grpc.server.max_pending_requests", 10_000),
+    ("grpc.server.max_pending_requests_hard_limit", 10_000),
     ("grpc.max_connection_age_ms", 600_000),
     ("grpc.max_connection_age_grace_ms", 3_600_000),
     ("grpc.max_connection_idle_ms", 900_000),
+]
+
+# The public port of several workers that share it on purpose, which somebody else holds for them.
+SHARED_PUBLIC_SERVER: Options = [
+    *(option for option in PUBLIC_SERVER if option[0] != _REUSE_PORT),
+    (_REUSE_PORT, 1),
 ]
 
 # Frontend to engine: one channel for each engine, no shared connection.

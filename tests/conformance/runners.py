@@ -144,7 +144,7 @@ RUNNERS: dict[str, Callable[[], list[str]]] = {
     "cpp": lambda: _built("cpp"),
 }
 # Those whose library resumes streams by itself.
-RESUMING = ["python", "python-aio", "node"]
+RESUMING = ["python", "python-aio", "node", "go", "cpp"]
 
 
 def start(name: str, target: str, *, ca_file: str = "", token: str = "") -> Runner:

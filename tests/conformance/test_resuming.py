@@ -33,8 +33,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[tuple[FragileServer, Run
 @pytest.fixture
 def server(started: tuple[FragileServer, Runner]) -> FragileServer:
     server, _ = started
-    server.requests.clear()
-    server.breaks = []
+    server.reset()
     return server
 
 
@@ -73,13 +72,30 @@ def test_an_answer_is_whole_over_streams_that_break(
     assert all(request.output.token_ids for request in server.requests)
 
 
-@pytest.mark.parametrize("name", ["python", "python-aio", "node"])
+@pytest.mark.parametrize("name", runners.RESUMING)
 @pytest.mark.parametrize(("method", "request_"), [GENERATION, CHAT], ids=["generation", "chat"])
 def test_an_answer_whose_end_alone_was_lost_gets_its_end(name: str, method: str, request_: dict[str, Any]):
     with fragile_server.running() as server, runners.start(name, server.target) as runner:
         server.breaks = [Break(GONE, NUM_TOKENS)]
         assert_is_one_answer(resumed(runner, method, request_))
         assert len(server.requests) == 2
+
+
+def test_a_call_that_goes_on_keeps_its_id_and_repeats_nothing(server: FragileServer, runner: Runner):
+    method, request = CHAT
+    server.breaks = [Break(GONE, 1), Break(GONE, 3)]
+    reply = resumed(runner, method, {**request, "tools": [{"name": "look"}]})
+    assert reply.code == "OK", reply.message
+    calls = [call for message in reply.messages for call in message.delta.tool_calls]
+    assert [(call.id, call.name) for call in calls] == [("call 1", "look"), *[("", "")] * (NUM_TOKENS - 1)]
+    assert "".join(call.arguments for call in calls) == "0 1 2 3 4 5 "
+
+
+def test_a_server_that_answers_otherwise_is_held_to_what_was_given(server: FragileServer, runner: Runner):
+    server.breaks = [Break(GONE, 2)]
+    server.num_shifted = 1
+    assert_is_one_answer(resumed(runner, *GENERATION))
+    assert [len(request.resume_output_token_ids.ids) for request in server.requests] == [0, 1, 2]
 
 
 def test_a_client_that_was_too_slow_goes_on(server: FragileServer, runner: Runner):

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -31,6 +32,7 @@ from engine_core.model_executor.parallel.worker_messages import WorkerStart
 from engine_core.model_executor.parallel.worker_process import WorkerProcess
 from engine_core.model_executor.startup_error import StartupError
 from engine_core.scheduler.output import NewRequestData, SchedulerOutput
+from engine_core.scheduler.pooling import PoolingParams, PoolingType
 from engine_core.scheduler.request import SamplingParams
 from fakes.tiny_models import save_shardable_model
 from stepwire.errors import InvariantViolation
@@ -108,25 +110,32 @@ def prompts() -> list[list[int]]:
     return [torch.randint(3, 40_000, (length,), generator=generator).tolist() for length in (3, 17, 40, 8, 25)]
 
 
-def tokens_with(model_dir: Path, **settings: object) -> list[list[int]]:
+def answers_with(model_dir: Path, **settings: object) -> tuple[list[list[int]], list[bytes]]:
+    """Tokens of some prompts, and vectors of the same."""
     # Chunked prefills, and a cache too small for all: preemption and recompute.
     driver = CoreDriver(
         model_dir, block_size=BLOCK_SIZE, num_blocks=40, max_num_seqs=4, max_num_batched_tokens=16, **settings
     )
     try:
-        return driver.generate(prompts(), max_tokens=24)
+        pooled = [driver.add(prompt, 0, pooling=PoolingParams(type=PoolingType.MEAN)) for prompt in prompts()]
+        tokens = [driver.add(prompt, 24) for prompt in prompts()]
+        driver.run()
+        return [driver.tokens[key] for key in tokens], [driver.pooled[key] for key in pooled]
     finally:
         driver.core.shutdown()
 
 
 @pytest.fixture(scope="module")
-def expected(model_dir) -> list[list[int]]:
-    return tokens_with(model_dir)
+def expected(model_dir) -> tuple[list[list[int]], list[bytes]]:
+    return answers_with(model_dir)
 
 
 @pytest.mark.parametrize(("shards", "stages"), [(2, 1), (1, 2), (2, 2)])
-def test_workers_give_the_same_greedy_tokens_as_one_process(model_dir, expected, shards, stages):
-    assert tokens_with(model_dir, tensor_parallel_size=shards, pipeline_parallel_size=stages) == expected
+def test_workers_give_the_same_greedy_tokens_and_vectors_as_one_process(model_dir, expected, shards, stages):
+    tokens, pooled = answers_with(model_dir, tensor_parallel_size=shards, pipeline_parallel_size=stages)
+    assert tokens == expected[0]
+    for vector, whole in zip(pooled, expected[1], strict=True):
+        np.testing.assert_allclose(np.frombuffer(vector, "<f4"), np.frombuffer(whole, "<f4"), atol=1e-5)
 
 
 def test_operations_reach_every_worker(running, model_dir, tmp_path):

@@ -18,6 +18,8 @@ import grpc
 import grpc.aio
 
 from fakes.fake_engine_session import FakeEngineSession
+from fakes.fake_kv_feed import FakeKvFeed
+from fakes.fake_pooling import HIDDEN_SIZE
 from stepwire import grpc_options, tokenizer_archive
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.engine.v1 import engine_core_pb2_grpc as pb_grpc
@@ -67,6 +69,8 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
             state=common_pb2.ENGINE_STATE_RUNNING,
             version="0.1.0-fake",
             kv_cache_max_concurrency=4.0,
+            embedding_dimensions=HIDDEN_SIZE,
+            features=["pooling:last"],
         )
         # What the test may change at any time.
         self.answers_pings = True
@@ -96,6 +100,7 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
         self.sessions: list[FakeEngineSession] = []
         self.port = 0
         self._news = asyncio.Condition()
+        self.kv_feed = FakeKvFeed()
 
     @property
     def endpoint(self) -> str:
@@ -106,6 +111,7 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
         self.ready.boot_id = f"boot-{next(_boot_numbers)}"
         self._server = grpc.aio.server(options=grpc_options.SERVER)
         pb_grpc.add_EngineCoreServiceServicer_to_server(self, self._server)
+        pb_grpc.add_KvEventsServiceServicer_to_server(self.kv_feed, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         await self._server.start()
         return self

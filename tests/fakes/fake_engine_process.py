@@ -17,7 +17,7 @@ from engine_core.model_executor.startup_error import StartupError
 from engine_core.process import EngineProcess
 from engine_core.resolved_config import ServedModel
 from engine_core.startup import LoadedModel, Progress
-from fakes.fake_executor import FAKE_VOCABULARY, SLOW_STEP_S, FakeExecutor
+from fakes.fake_executor import FAKE_VOCABULARY, SLOW_STEP_S, WHOLE_VOCABULARY, FakeExecutor
 from stepwire import log
 
 
@@ -27,6 +27,8 @@ class FakeEngineSettings(EngineSettings):
     fake_load_s: float = Field(0.0, description="The load takes this long.")
     fake_slow_step_s: float = Field(SLOW_STEP_S, description="Steps with a slow prompt take this long.")
     fake_grammars: bool = Field(False, description="The model's vocabulary is known: structured output is on.")
+    fake_poisons: bool = Field(True, description="Tokens that make steps fail or hang do so.")
+    fake_bytes: bool = Field(False, description="With fake_grammars: the vocabulary has every byte.")
     fake_load_error: str = Field("", description="The load ends with this StartupError.")
 
 
@@ -36,9 +38,11 @@ def load_fake(settings: EngineSettings, failure_callback: FailureCallback, progr
     threading.Event().wait(settings.fake_load_s)
     if settings.fake_load_error:
         raise StartupError(settings.fake_load_error)
-    vocabulary = FAKE_VOCABULARY if settings.fake_grammars else None
+    known = WHOLE_VOCABULARY if settings.fake_bytes else FAKE_VOCABULARY
+    vocabulary = known if settings.fake_grammars else None
     executor = FakeExecutor(settings, failure_callback)
     executor.slow_step_s = settings.fake_slow_step_s
+    executor.has_poisons = settings.fake_poisons
     return LoadedModel(executor, ServedModel("fake", "", ""), b"", vocabulary)
 
 

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from fakes.fake_logprobs import fake_rows
+from fakes.fake_pooling import wire_vector
 from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.packed_logprobs import PackedLogprobs
@@ -265,6 +266,10 @@ class FakeEngineSession:
                 output.events.add(type=kind, monotonic_ns=time.monotonic_ns())
             _add_prompt_logprobs(live, output)
             output.prefill.CopyFrom(pb.PrefillStats(prompt_tokens=len(live.prompt), computed_tokens=len(live.prompt)))
+        if live.request.HasField("pooling"):
+            output.pooled = wire_vector(live.prompt, live.request.pooling)
+            output.finish.reason = pb.ENGINE_FINISH_REASON_STOP
+            return
         for _ in range(self._engine.tokens_per_step):
             token_id = live.prompt[live.num_output % len(live.prompt)]
             output.new_token_ids.append(token_id)

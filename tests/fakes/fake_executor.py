@@ -16,9 +16,11 @@ from engine_core.config import EngineSettings
 from engine_core.model_executor.device_thread import DeviceThread
 from engine_core.model_executor.executor import FailureCallback, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from engine_core.scheduler.pooling import PoolingParams
 from engine_core.scheduler.request import LogprobsParams, RequestKey
 from engine_core.structured_output.bitmask import GrammarBitmask
 from engine_core.structured_output.vocabulary import Vocabulary
+from fakes.fake_pooling import HIDDEN_SIZE, fake_vector
 from fakes.worker_logprobs import fake_prompt, fake_sampled
 
 VOCAB_SIZE = 512
@@ -39,7 +41,10 @@ _WORDS = {200: b"ab", 201: b"yes", 202: b'{"', 203: "é".encode(), 204: b"\xc3",
 FAKE_VOCABULARY = Vocabulary(
     tuple(_WORDS.get(i, bytes([i]) if 32 <= i < 127 or i == 10 else b"") for i in range(VOCAB_SIZE))
 )
-
+# The same with a token for each byte, so that every grammar has a way on.
+_OTHER_BYTES = [byte for byte in range(256) if not 32 <= byte < 127 and byte != 10]
+_BYTE_TOKENS = {300 + place: bytes([byte]) for place, byte in enumerate(_OTHER_BYTES)}
+WHOLE_VOCABULARY = Vocabulary(tuple(_BYTE_TOKENS.get(i, token) for i, token in enumerate(FAKE_VOCABULARY.tokens)))
 
 # Never looked at: answers do not depend on them.
 FAKE_WEIGHTS = {"embed": np.zeros((4, 2), np.float32), "head": np.zeros(3, np.float32)}
@@ -66,6 +71,8 @@ class FakeExecutor:
         self.gate = threading.Event()
         self.gate.set()
         self.slow_step_s = SLOW_STEP_S
+        # Without, any prompt may be sent.
+        self.has_poisons = True
         self.is_shut_down = False
         self.finished_keys: list[RequestKey] = []
         self.scheduler_outputs: list[SchedulerOutput] = []
@@ -82,6 +89,7 @@ class FakeExecutor:
         self._num_computed: dict[RequestKey, int] = {}
         self._prompts: dict[RequestKey, list[int]] = {}
         self._logprobs: dict[RequestKey, LogprobsParams] = {}
+        self._pooling: dict[RequestKey, PoolingParams] = {}
         self._device_thread = DeviceThread(has_thread=settings.async_scheduling)
         self._max_concurrent_batches = 2 if settings.async_scheduling else 1
         # Of the step that was started: computed tokens before and after it, by request.
@@ -98,6 +106,7 @@ class FakeExecutor:
             num_layers=1,
             kv_bytes_per_token=4,
             weight_bytes=0,
+            hidden_size=HIDDEN_SIZE,
         )
 
     @property
@@ -128,17 +137,15 @@ class FakeExecutor:
         self.finished_keys += scheduler_output.finished_keys
         for key in scheduler_output.finished_keys:
             del self._token_ids[key], self._prompts[key], self._logprobs[key], self._num_computed[key]
+            self._pooling.pop(key, None)
         for new in scheduler_output.new_requests:
             self._token_ids[new.key] = [*new.prompt_token_ids, *new.output_token_ids]
             self._prompts[new.key], self._logprobs[new.key] = new.prompt_token_ids, new.logprobs
             self._num_computed[new.key] = new.num_computed_tokens
-            if new.prompt_token_ids[0] == POISON_TOKEN:
-                raise RuntimeError("poisoned prompt")
-            if new.prompt_token_ids[0] == CALLBACK_TOKEN:
-                error = RuntimeError("a worker died")
-                threading.Thread(target=self.failure_callback, args=(error,)).start()
-            if new.prompt_token_ids[0] == HANG_TOKEN:
-                threading.Event().wait()
+            if new.pooling is not None:
+                self._pooling[new.key] = new.pooling
+            if self.has_poisons:
+                self._swallow(new.prompt_token_ids[0])
         for cached in scheduler_output.cached_requests:
             self._num_computed[cached.key] = cached.num_computed_tokens
         scheduled = scheduler_output.num_scheduled_tokens
@@ -147,6 +154,15 @@ class FakeExecutor:
         pending = {key: (self._num_computed[key], self._num_computed[key] + n) for key, n in scheduled.items()}
         self._num_computed.update((key, end) for key, (_, end) in pending.items())
         return pending
+
+    def _swallow(self, token_id: int) -> None:
+        if token_id == POISON_TOKEN:
+            raise RuntimeError("poisoned prompt")
+        if token_id == CALLBACK_TOKEN:
+            error = RuntimeError("a worker died")
+            threading.Thread(target=self.failure_callback, args=(error,)).start()
+        if token_id == HANG_TOKEN:
+            threading.Event().wait()
 
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> Future[ModelRunnerOutput]:
         if self._forward is None:
@@ -167,6 +183,11 @@ class FakeExecutor:
     def _compute(
         self, output: ModelRunnerOutput, key: RequestKey, start: int, end: int, words: np.ndarray | None
     ) -> None:
+        if key in self._pooling:
+            output.sampled_token_ids.append([])
+            if end == len(self._prompts[key]):
+                output.pooled[key] = fake_vector(self._prompts[key], self._pooling[key])
+            return
         sampled = self._sample(key, end, words)
         output.sampled_token_ids.append(sampled)
         rows = fake_sampled(self._logprobs[key], sampled[0], len(self._token_ids[key]) - 1) if sampled else None

@@ -24,6 +24,8 @@ from stepwire.v1 import (
     chat_service_pb2,
     chat_service_pb2_grpc,
     common_pb2,
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
     model_service_pb2,
@@ -46,6 +48,7 @@ def token_logprobs(word: str, logprob: float) -> common_pb2.TokenLogprobs:
 class FakePublicServer(
     generation_service_pb2_grpc.GenerationServiceServicer,
     chat_service_pb2_grpc.ChatServiceServicer,
+    embedding_service_pb2_grpc.EmbeddingServiceServicer,
     tokenization_service_pb2_grpc.TokenizationServiceServicer,
     model_service_pb2_grpc.ModelServiceServicer,
 ):
@@ -69,6 +72,7 @@ class FakePublicServer(
         self.headers: tuple[tuple[str, str], ...] = ()
         self.trailers: tuple[tuple[str, str], ...] = ()
         self.chats: list[chat_service_pb2.ChatRequest] = []
+        self.embeds: list[embedding_service_pb2.EmbedRequest] = []
         # Of each request that came with one.
         self.client_classes: list[str] = []
         self.num_concurrent = 0
@@ -147,6 +151,16 @@ class FakePublicServer(
         self._fail_if_told(context)
         message = chat_service_pb2.Message(content=[{"text": request.messages[-1].content[0].text.upper()}])
         return chat_service_pb2.ChatResponse(choices=[chat_service_pb2.ChatResponse.Choice(message=message)])
+
+    def Embed(self, request, context):
+        """A text's vector is the number of its characters, halved, and that of its words."""
+        self._note_class(context)
+        self.embeds.append(request)
+        self._fail_if_told(context)
+        answer = embedding_service_pb2.EmbedResponse
+        vectors = [answer.Embedding(values=[len(one.text) / 2, len(one.text.split())]) for one in request.inputs]
+        usage = common_pb2.Usage(prompt_tokens=3 * len(vectors))
+        return answer(request_id=request.request_id, embeddings=vectors, usage=usage)
 
     def RenderChat(self, request, context):
         self._fail_if_told(context)
@@ -244,6 +258,7 @@ def running(port: int = 0) -> Iterator[FakePublicServer]:
     server = grpc.server(futures.ThreadPoolExecutor(16), options=grpc_options.SERVER)
     generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(fake, server)
     chat_service_pb2_grpc.add_ChatServiceServicer_to_server(fake, server)
+    embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(fake, server)
     tokenization_service_pb2_grpc.add_TokenizationServiceServicer_to_server(fake, server)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(fake, server)
     health_pb2_grpc.add_HealthServicer_to_server(fake.health, server)

@@ -1,6 +1,7 @@
 """A gRPC server whose streams break where a test says; it answers every request with the same tokens.
 
 Token i of the answer is 10 + i and reads "i ". A request that resumes is answered from where it says that it stands.
+With tools a chat is answered by one call, whose arguments read so, and whose id names the stream.
 """
 
 from __future__ import annotations
@@ -37,8 +38,13 @@ class FragileServer(generation_service_pb2_grpc.GenerationServiceServicer, chat_
 
     def __init__(self) -> None:
         self.target = ""
+        self.reset()
+
+    def reset(self) -> None:
         self.breaks: list[Break] = []
         self.requests: list[Any] = []
+        # So many of the next resumed streams answer with other tokens.
+        self.num_shifted = 0
 
     def GenerateStream(self, request, context) -> Iterator[GenerateStreamResponse]:
         return self._stream(request, context, GenerateStreamResponse, "text")
@@ -57,14 +63,25 @@ class FragileServer(generation_service_pb2_grpc.GenerationServiceServicer, chat_
             abort_sync(context, InvalidRequestError("nothing is left", reason="FIELD_INVALID"))
         request_id = request.request_id or "assigned"
         yield response(index=0, accepted=response.Accepted(request_id=request_id, prompt_tokens=3, seed=SEED))
-        num_left = NUM_TOKENS - start
+        num_left, first_token = NUM_TOKENS - start, 10
+        if start and self.num_shifted:
+            self.num_shifted, first_token = self.num_shifted - 1, 100
         for index in range(num_left + 1):
             if stop is not None and index == stop.after_tokens:
                 abort_sync(context, stop.error)
             if index < num_left:
-                delta = response.Delta(token_ids=[10 + start + index], **{text_field: f"{start + index} "})
+                delta = response.Delta(token_ids=[first_token + start + index])
+                self._put_text(request, delta, f"{start + index} ", text_field)
                 yield response(index=1 + index, delta=delta)
         yield response(index=1 + num_left, finished=response.Finished(reason=common_pb2.FINISH_REASON_LENGTH))
+
+    def _put_text(self, request, delta: Any, text: str, text_field: str) -> None:
+        if text_field == "text" or not request.tools:
+            setattr(delta, text_field, text)
+            return
+        call = delta.tool_calls.add(arguments=text)
+        if text == "0 ":
+            call.id, call.name = f"call {len(self.requests)}", request.tools[0].name
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine_core.kv_cache.kv_cache_layout import KVCacheLayout
 from engine_core.kv_cache.kv_cache_manager import BlockIds
@@ -34,6 +34,8 @@ class WorkerRequest:
     # By group of layers.
     block_ids: list[list[int]]
     num_computed_tokens: int
+    # Of a request that pools: those whose hidden states it has, since its prompt began.
+    positions: list[int] = field(default_factory=list)
 
     def append(self, token_id: int) -> None:
         self.token_ids.append(token_id)
@@ -73,6 +75,7 @@ class ShadowWorker:
         output = ModelRunnerOutput(keys, [])
         for key in keys:
             self._add_prompt_logprobs(output, key, step.num_scheduled_tokens[key])
+            self._pool(output, key, step.num_scheduled_tokens[key])
             output.sampled_token_ids.append(self._sample(key, step.num_scheduled_tokens[key]))
             self._add_logprobs(output, key, output.sampled_token_ids[-1])
         return output
@@ -156,10 +159,21 @@ class ShadowWorker:
         if rows is not None:
             output.logprobs[key] = rows
 
+    def _pool(self, output: ModelRunnerOutput, key: RequestKey, num_tokens: int) -> None:
+        """The vector says which positions are in it."""
+        request = self.requests[key]
+        pooling, start = request.data.pooling, request.num_computed_tokens
+        if pooling is None:
+            return
+        request.positions = [*(request.positions if start else []), *range(start, start + num_tokens)]
+        if start + num_tokens == len(request.token_ids):
+            assert not pooling.needs_all_tokens or request.positions[0] == 0, f"{key}: its first tokens were not pooled"
+            output.pooled[key] = bytes(request.positions if pooling.needs_all_tokens else request.positions[-1:])
+
     def _sample(self, key: RequestKey, num_tokens: int) -> list[int]:
         request = self.requests[key]
         request.num_computed_tokens += num_tokens
-        if request.num_computed_tokens < len(request.token_ids):
+        if request.num_computed_tokens < len(request.token_ids) or request.data.pooling is not None:
             return []
         token_id = self._next_token(request.data, request.token_ids)
         request.append(token_id)

@@ -51,6 +51,7 @@ async def test_without_a_good_token_every_route_is_closed(http: httpx2.AsyncClie
             await http.post("/v1/completions", json=PROMPT, headers=headers),
             await http.post("/v1/completions", json={**PROMPT, "stream": True}, headers=headers),
             await http.post("/v1/chat/completions", json=MESSAGES, headers=headers),
+            await http.post("/v1/embeddings", json={"input": "hello"}, headers=headers),
             await http.post("/tokenize", json={"prompt": "hello"}, headers=headers),
             await http.post("/detokenize", json={"tokens": [1]}, headers=headers),
             await http.get("/v1/models", headers=headers),

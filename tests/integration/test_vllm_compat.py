@@ -238,13 +238,11 @@ async def test_the_tokenizer_comes_in_chunks_with_the_hash_on_the_last(gateway, 
 
 async def test_operations_and_what_is_not_there_are_unimplemented(gateway):
     unary = [
-        gateway.Embed(pb.EmbedRequest()),
         gateway.FlushCache(common_pb2.FlushCacheRequest()),
         gateway.StartProfile(common_pb2.StartProfileRequest()),
         gateway.StopProfile(common_pb2.StopProfileRequest()),
     ]
     failures = [await failure_of(call) for call in unary]
-    failures.append(await failure_of(read(gateway.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()))))
     assert {(one.code, one.reason) for one in failures} == {(Code.UNIMPLEMENTED, "UNSUPPORTED_FEATURE")}
 
 

@@ -7,7 +7,7 @@ request must produce. Everything else is the list of invariants of engine-semant
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import settings
@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine_core.scheduler.output import EngineCoreOutput, Finish, FinishReason, SchedulerOutput
 from engine_core.scheduler.pause_state import PauseState
+from engine_core.scheduler.pooling import PoolingParams, PoolingType
 from engine_core.scheduler.request import (
     NO_LOGPROBS,
     LogprobsParams,
@@ -48,6 +49,7 @@ class Story:
     new_token_ids: list[int] = field(default_factory=list)
     logprobs: list[PackedLogprobs] = field(default_factory=list)
     prompt_logprobs: list[PackedLogprobs] = field(default_factory=list)
+    pooled: bytes | None = None
     finish: Finish | None = None
     was_scheduled: bool = False
 
@@ -88,7 +90,7 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
         "max_queued_requests": draw(st.sampled_from([3, 50, 50, 50])),
         "max_queued_tokens": draw(st.sampled_from([40, 999, 999, 999])),
         "max_num_partial_prefills": draw(st.sampled_from([0, 1, 2])) if is_chunked else 0,
-        "scheduling_policy": draw(st.sampled_from(["fcfs", "priority"])),
+        "scheduling_policy": draw(st.sampled_from(["fair", "fcfs", "priority"])),
         "class_weights": draw(st.sampled_from([{}, {"gold": 3}, {"gold": 2, "*": 5}])),
         "best_priorities": draw(st.sampled_from([{}, {"free": 1}])),
     }
@@ -105,6 +107,7 @@ class Ask:
     bypass_prefix_cache: bool
     is_resume: bool
     logprobs: LogprobsParams
+    pooling: PoolingType | None
     deadline_in: int | None
     queue_deadline_in: int | None
     priority: int
@@ -142,6 +145,7 @@ def asks(draw: st.DrawFn) -> Ask:
         cache_salt=draw(st.sampled_from(["", "", "", "tenant"])),
         bypass_prefix_cache=draw(st.sampled_from([False, False, False, True])),
         is_resume=draw(st.sampled_from([False, False, True])),
+        pooling=draw(st.sampled_from([None] * 6 + list(PoolingType))),
         logprobs=draw(st.sampled_from([NO_LOGPROBS, NO_LOGPROBS, LogprobsParams(1, 0), LogprobsParams(None, 1)])),
         deadline_in=deadline_in,
         queue_deadline_in=queue_deadline_in,
@@ -185,6 +189,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._add(ask)
 
     def _add(self, ask: Ask) -> None:
+        if ask.pooling is not None:
+            nothing = StopConditions(max_tokens=0)
+            ask = replace(ask, stop=nothing, is_resume=False, logprobs=NO_LOGPROBS)
         answer = generate(ask.prompt, ask.seed, ask.stop, MAX_MODEL_LEN)
         num_resumed = len(answer.output_token_ids) // 2 if ask.is_resume else 0
         request = make_request(
@@ -198,6 +205,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             queue_deadline=None if ask.queue_deadline_in is None else self.now + ask.queue_deadline_in,
             output_token_ids=answer.output_token_ids[:num_resumed],
             logprobs=ask.logprobs,
+            pooling=None if ask.pooling is None else PoolingParams(type=ask.pooling),
             arrival_time=self.now - ask.age,
             priority=ask.priority,
             client_class=ask.client_class,
@@ -433,9 +441,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         story.new_token_ids.extend(output.new_token_ids)
         story.logprobs += [output.logprobs] if output.logprobs else []
         story.prompt_logprobs += [output.prompt_logprobs] if output.prompt_logprobs else []
-        story.finish = output.finish
-        self._check_answer(story)
-        self._check_logprobs(story)
+        story.pooled, story.finish = output.pooled, output.finish
+        if story.request.pooling is None:
+            self._check_answer(story)
+            self._check_logprobs(story)
+        else:
+            self._check_vector(story, story.request.pooling)
 
     def _check_answer(self, story: Story) -> None:
         """Whatever happened on the way, the tokens are those of the request run alone; early ends are prefixes."""
@@ -447,6 +458,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert story.new_token_ids == expected
             assert story.finish.reason is story.answer.reason
             assert story.finish.stop_token_id == story.answer.stop_token_id
+
+    def _check_vector(self, story: Story, pooling: PoolingParams) -> None:
+        """It comes with the end, and holds each token of the prompt once, or the last one alone."""
+        assert (story.new_token_ids, story.logprobs, story.prompt_logprobs) == ([], [], [])
+        if story.finish is None or story.finish.reason is not FinishReason.STOP:
+            assert story.pooled is None
+        else:
+            num_tokens = story.request.num_prompt_tokens
+            assert story.pooled == bytes(range(0 if pooling.needs_all_tokens else num_tokens - 1, num_tokens))
 
     def _check_logprobs(self, story: Story) -> None:
         """One row for each token, each row of the prompt once and before any output, however often it was computed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from google.protobuf import json_format
@@ -204,3 +205,14 @@ def test_parsers_are_those_of_the_family_or_of_the_operator(tmp_path, monkeypatc
     assert (of_family.tool_parser, of_family.reasoning_parser) == ("hermes", "qwen3")
     chosen = ChatModel.from_directory(tmp_path, ChatOptions(own, "mistral", "none"))
     assert (chosen.tool_parser, chosen.reasoning_parser, chosen.template.source) == ("mistral", None, "mine")
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_numbers_that_json_does_not_have_are_refused_in_a_struct(number: float):
+    message = {"role": "ROLE_USER", "content": [{"text": "Hi"}]}
+    request = json_format.ParseDict({"messages": [message], "tools": [TOOL]}, ChatRequest())
+    for struct in (request.chat_template_kwargs, request.tools[0].parameters):
+        struct.fields["a"].list_value.values.add(number_value=number)
+    with pytest.raises(InvalidRequestError) as caught:
+        prepare(request, MODEL)
+    assert fields_of(caught.value) == ["tools[0].parameters", "chat_template_kwargs"]

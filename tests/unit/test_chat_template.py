@@ -83,9 +83,16 @@ def test_what_is_no_conversation_is_refused(messages: object) -> None:
         render("x", messages)
 
 
-def test_a_broken_template_is_found_when_it_is_used() -> None:
-    with pytest.raises(InvalidRequestError, match="not valid"):
-        render("{% if %}")
+@pytest.mark.parametrize("source", ["{% if %}", "{{ " + "(" * 900 + ")" * 900 + " }}", "{{ 10 ** 5000 }}"])
+def test_a_broken_template_is_found_when_it_is_used(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"not valid|the chat template"):
+        render(source)
+
+
+@pytest.mark.parametrize("source", ["{{ '\\ud800' }}", "{{ tools | tojson }}"])
+def test_half_a_character_is_no_prompt(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match="lone surrogate"):
+        render(source, tools=[{"name": json.loads('"\\ud800"')}])
 
 
 def test_a_model_without_a_template_takes_one(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def test_a_schema_of_text_keeps_its_order():
         ({"tools": [{"name": "f", "parameters": {"type": "string"}}]}, "tools[0].parameters"),
         ({"tools": [{"name": "f", "parametersJson": "{"}]}, "tools[0].parameters_json"),
         ({"tools": [{"name": "f", "parametersJson": "[]"}]}, "tools[0].parameters_json"),
+        ({"tools": [{"name": "f", "parametersJson": '{"minimum": NaN}'}]}, "tools[0].parameters_json"),
         ({"tools": [{"name": "f", "parametersJson": "[" * 9999}]}, "tools[0].parameters_json"),
         ({"tools": [{**ADD, "parametersJson": "{}"}]}, "tools[0].parameters_json"),
         ({"tools": [{"name": f"f{index}"} for index in range(MAX_TOOLS + 1)]}, "tools"),

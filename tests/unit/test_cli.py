@@ -20,6 +20,7 @@ from fakes import fake_public_server
 from fakes.fake_public_server import FakePublicServer
 from stepwire.errors import FieldViolation, InvalidRequestError, OverloadedError, UnavailableError
 from stepwire.v1 import common_pb2, generation_service_pb2
+from stepwire.v1.embedding_service_pb2 import EmbedRequest
 from stepwire_client import cli_logprobs
 from stepwire_client.cli import app
 
@@ -278,6 +279,32 @@ def test_tokenize(server):
     assert result.stdout == "97 98\n0-1 1-2\n99\n0-1\n"
     assert "2 tokens, the model takes 64" in result.stderr
     assert json.loads(run(server, "tokenize", "a", "--json").stdout)["encodings"] == [{"token_ids": [97]}]
+
+
+def test_embed_prints_a_line_of_numbers_for_each_text(server):
+    result = run(server, "embed", "one two", "three")
+    assert result.stdout == "3.5 2\n2.5 1\n"
+    assert "6 tokens, 2 dimensions" in result.stderr
+    assert run(server, "embed", stdin="from a pipe").stdout == "5.5 3\n"
+    answer = json.loads(run(server, "embed", "a", "--json").stdout)
+    assert answer["embeddings"] == [{"values": [0.5, 1.0]}]
+
+
+def test_options_of_embed_reach_their_fields_and_others_stay_unset(server):
+    options = ("--dimensions", "3", "--no-normalize", "--truncate-prompt-tokens", "-1", "--no-add-special-tokens")
+    run(server, "embed", "a", "--priority", "2", "--request-id", "x", "--model", "m", *options)
+    run(server, "embed", "a")
+    [full, plain] = server.embeds
+    assert (full.dimensions, full.normalize, full.truncate_prompt_tokens, full.priority) == (3, False, -1, 2)
+    assert (full.add_special_tokens, full.request_id, full.model) == (False, "x", "m")
+    assert plain == EmbedRequest(inputs=[EmbedRequest.Input(text="a")])
+
+
+def test_a_refused_embed_fails_in_one_sentence(server):
+    server.error = InvalidRequestError("this model does not pool", reason="UNSUPPORTED_FEATURE")
+    result = run(server, "embed", "a")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "does not pool" in result.stderr
 
 
 def test_models(server):

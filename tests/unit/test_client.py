@@ -12,6 +12,7 @@ from fakes import fake_public_server
 from fakes.fake_public_server import FakePublicServer
 from stepwire.errors import FieldViolation, InvalidRequestError, OverloadedError, UnavailableError
 from stepwire.v1 import chat_service_pb2, generation_service_pb2
+from stepwire.v1.embedding_service_pb2 import EmbedRequest
 from stepwire_client import CallError, CallFacts, Client
 
 REQUEST = generation_service_pb2.GenerateRequest(text="one two three")
@@ -36,11 +37,25 @@ def test_stream_and_unary_give_the_same_text(client):
     assert client.generate(REQUEST).completions[0].text == text
 
 
+def test_embed_gives_a_vector_for_each_input(client):
+    inputs = [EmbedRequest.Input(text=text) for text in ("one two", "three")]
+    response = client.embed(EmbedRequest(inputs=inputs))
+    assert [list(one.values) for one in response.embeddings] == [[3.5, 2.0], [2.5, 1.0]]
+
+
+def test_a_failed_embed_is_a_call_error(client, server):
+    server.error = InvalidRequestError("no", reason="UNSUPPORTED_FEATURE")
+    with pytest.raises(CallError) as caught:
+        client.embed(EmbedRequest())
+    assert caught.value.code is grpc.StatusCode.UNIMPLEMENTED
+
+
 def test_the_class_of_a_client_goes_with_every_generation(server):
     with Client(server.target, client_class="gold") as client:
         list(client.generate_stream(REQUEST))
         client.generate(REQUEST)
-    assert server.client_classes == ["gold", "gold"]
+        client.embed(EmbedRequest())
+    assert server.client_classes == ["gold", "gold", "gold"]
 
 
 def test_leaving_a_stream_early_cancels_it(client, server):

@@ -17,6 +17,7 @@ from engine_core.model_executor.decode_graphs import DecodeGraphs, Pass, graph_s
 from engine_core.model_executor.model_runner import ModelRunner
 from engine_core.model_executor.models.decoder import NativeDecoder
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
+from engine_core.scheduler.pooling import PoolingParams, PoolingType
 from engine_core.scheduler.request import NO_LOGPROBS, LogprobsParams, SamplingParams
 from fakes.decode_steps import (
     BLOCK_SIZE,
@@ -157,7 +158,7 @@ def test_they_are_recorded_again_over_other_caches_and_when_dropped(backend: Nat
 
 
 def test_a_runner_replays_decodes_and_no_others(backend: NativeDecoder, recorder: Recorder):
-    """Prompts run eagerly, and so does a decode-like step that has to tell log-probabilities of a prompt."""
+    """Prompts run eagerly; so does a step like a decode that tells log-probabilities or a vector of its prompt."""
     runner = ModelRunner(backend, torch.float32, CPU, MAX_NUM_SEQS, DeviceKernels())
     runner.initialize_kv_cache(NUM_BLOCKS, BLOCK_SIZE)
     runner.graphs = graphs_of(backend, recorder)
@@ -172,6 +173,8 @@ def test_a_runner_replays_decodes_and_no_others(backend: NativeDecoder, recorder
 
     step = Steps(runner, len(backend.layer_groups))
     step.prompt(1, [5, 6, 7], count=1, logprobs=LogprobsParams(None, 2))
+    step = Steps(runner, len(backend.layer_groups))
+    assert step.prompt(2, [5], pooling=PoolingParams(type=PoolingType.MEAN)) is None
     assert recorder.num_replayed == 3
 
 
@@ -202,7 +205,9 @@ class Steps:
         self._num_groups = num_groups
         self._computed = 0
 
-    def prompt(self, number: int, token_ids: list[int], count: int = 0, logprobs=NO_LOGPROBS) -> int | None:
+    def prompt(
+        self, number: int, token_ids: list[int], count: int = 0, logprobs=NO_LOGPROBS, pooling=None
+    ) -> int | None:
         key, blocks = ("s", number), list(range(1 + number * NUM_COLUMNS, 1 + (number + 1) * NUM_COLUMNS))
         new = NewRequestData(
             key,
@@ -214,6 +219,7 @@ class Steps:
             (blocks,) * self._num_groups,
             0,
             logprobs=logprobs,
+            pooling=pooling,
         )
         return self._run(key, count or len(token_ids), [new], [])
 

@@ -176,3 +176,21 @@ def test_mistakes_in_the_file_are_placed_and_not_quoted(tmp_path: Path, content:
     assert said in str(caught.value)
     assert str(path) in str(caught.value)
     assert "SECRET" not in str(caught.value)
+
+
+def test_workers_let_an_equal_part_of_a_rate_through_also_of_less_than_one_each(path: Path, clock: Clock):
+    gates = [Gate(path, clock, num_parts=4) for _ in range(4)]
+    uses = [gate.identify(f"Bearer {ALICE}").use for gate in gates]
+    taken, refusals = 0, set()
+    # Two a minute, for an hour.
+    for _ in range(3600):
+        clock.now += 1
+        for use in uses:
+            assert use is not None
+            try:
+                use.take_request()
+                taken += 1
+            except OverloadedError as error:
+                refusals.add(str(error))
+    assert 116 <= taken <= 122
+    assert refusals == {"0.5 requests a minute are used up at this worker, one of 4"}

@@ -222,6 +222,25 @@ def test_refused_schemas_name_the_place() -> None:
         compile_spec(backend, GrammarSpec("json_schema", '{"type": "array", "items": {"not": {}}}'))
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("json_schema", '{"type": "canary"}', "Unsupported type ..."),
+        ("json_schema", '{"$ref": "#/$defs/canary"}', "Cannot find field ... in ..."),
+        ("json_schema", '"canary"', "Schema should be an object or bool"),
+        ("grammar", "root ::= canary", "Rule ... is not defined"),
+        ("grammar", "canary ::= a", 'The root rule with name "root" is not found'),
+        ("regex", "(canary", "The parenthesis is not closed."),
+        ("structural_tag", '{"format": {"type": "canary"}, "type": "structural_tag"}', "Format type"),
+    ],
+)
+def test_errors_of_the_library_are_told_without_what_they_quote(kind: str, text: str, told: str) -> None:
+    with pytest.raises(GrammarError) as caught:
+        compile_spec(make_compiler()._backend, GrammarSpec(kind, text))
+    assert str(caught.value).endswith(told)
+    assert "canary" not in str(caught.value)
+
+
 # -- the state of one request ------------------------------------------------------------------------------------------
 
 

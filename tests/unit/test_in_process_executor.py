@@ -101,6 +101,7 @@ def test_facts_of_the_model(loaded):
         num_layers=3,
         kv_bytes_per_token=3 * 2 * 2 * 8 * 4,
         weight_bytes=loaded.model_info.weight_bytes,
+        hidden_size=32,
         prefill_tokens_beside_decodes=96,
         kv_cache_groups=(KVCacheGroup(num_layers=3),),
     )

@@ -56,6 +56,22 @@ def test_a_row_above_the_limit_still_goes() -> None:
     assert [frame.outputs[0].prompt_logprobs.num_rows for frame in cut(batch(output), LIMIT)] == [1, 1]
 
 
+def test_vectors_count_and_are_never_cut() -> None:
+    finish = Finish(FinishReason.STOP)
+    sizes = {("s", 1): 3000, ("s", 2): 3000, ("s", 3): 9000}
+    vectors = [EngineCoreOutput(key, finish=finish, pooled=bytes(size)) for key, size in sizes.items()]
+    frames = list(cut(batch(*vectors), LIMIT))
+    assert [[piece.pooled for piece in frame.outputs] for frame in frames] == [[one.pooled] for one in vectors]
+    assert size_of(vectors[0]) > 3000
+
+
+def test_a_vector_survives_the_merge_with_what_came_before_it() -> None:
+    queued = EngineCoreOutput(KEY, events=[(EventType.QUEUED, 0.0)])
+    done = EngineCoreOutput(KEY, finish=Finish(FinishReason.STOP), pooled=b"1234")
+    [merged] = coalesce([batch(queued), batch(done)])
+    assert [(one.pooled, one.events, one.finish) for one in merged.outputs] == [(b"1234", queued.events, done.finish)]
+
+
 @st.composite
 def outputs(draw: st.DrawFn, handle: int) -> EngineCoreOutput:
     num_tokens, num_prompt = draw(st.integers(0, 60)), draw(st.integers(0, 60))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.output_parsers.choice import (
@@ -217,6 +217,31 @@ def test_text_without_a_call_is_all_there(text):
     found, num_calls = parse([text], "hermes")
     if not num_calls:
         assert "".join(delta.text for delta in found if isinstance(delta, ContentDelta)) == text
+
+
+FORMS = {
+    "hermes": '<tool_call>{"name": %s, "arguments": %s}</tool_call>',
+    "mistral": '[TOOL_CALLS][{"name": %s, "arguments": %s}]',
+    "llama3_json": '<|python_tag|>{"name": %s, "parameters": %s}',
+    "qwen3_coder": "<tool_call><function=%s>\n<parameter=city>\n%s\n</parameter></function></tool_call>",
+}
+NAMES = st.sampled_from(("weather", '"weather"', '"\\ud800"'))
+VALUES = st.sampled_from(
+    ("{}", '"{\\"a\\": \\"\\\\ud800\\"}"', '{"a": ' * 999, "1" * 5000, "NaN", "null", '"', "\\", "é🎉\0", "</function>")
+)
+ODD = st.sampled_from((None, 5, "x", [], [1], {"type": []}, {"type": "string"}, {"type": ["boolean", {}]}))
+SCHEMAS = st.fixed_dictionaries({"properties": ODD | st.fixed_dictionaries({"city": ODD})})
+
+
+@given(st.sampled_from(TOOL_PARSERS), st.lists(st.tuples(NAMES, VALUES), min_size=1, max_size=2), SCHEMAS)
+@settings(max_examples=300)
+def test_whatever_a_model_says_for_whatever_schema_can_be_sent(tool_parser, calls, schema):
+    tools = (ToolSchema("weather", schema),)
+    parser = output_parser(ParserOptions(tool_parser, "qwen3", False, lambda: "id", tools))
+    text = "".join(FORMS[tool_parser] % call for call in calls)
+    for delta in [*parser.feed(text), *parser.finish()]:
+        for part in (delta.name, delta.arguments) if isinstance(delta, ToolCallDelta) else (delta.text,):
+            part.encode()
 
 
 def test_arguments_stream_as_they_come():

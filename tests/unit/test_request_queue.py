@@ -39,7 +39,7 @@ def run_and_preempt(queue: WaitingQueue, request: Request) -> None:
     queue.put_back(request)
 
 
-@pytest.mark.parametrize("queue", [RequestQueue(), waiting_queue("fcfs"), waiting_queue("priority")])
+@pytest.mark.parametrize("queue", [RequestQueue(), waiting_queue("fcfs"), waiting_queue("fair")])
 def test_counts_requests_and_tokens_and_refuses_strangers(queue: RequestQueue):
     assert not queue
     assert queue.oldest_arrival is None
@@ -60,6 +60,13 @@ def test_fcfs_is_the_order_of_queueing_whatever_was_asked_for():
         queue.append(make_request(handle, 3, priority=priority, arrival_time=arrival_time, client_class=str(handle)))
     assert [request.key[1] for request in queue] == [1, 2, 3]
     assert served(queue) == [1, 2, 3]
+
+
+def test_fair_serves_classes_in_turn_and_each_by_arrival_whatever_priority_was_asked_for():
+    queue = waiting_queue("fair")
+    for handle, name, priority in ((1, "a", 5), (2, "a", -5), (3, "a", 0), (4, "b", 9)):
+        queue.append(make_request(handle, 3, priority=priority, arrival_time=float(handle), client_class=name))
+    assert served(queue) == [1, 4, 2, 3]
 
 
 def test_lower_priority_values_come_first_then_arrival_then_the_order_of_queueing():

@@ -123,8 +123,8 @@ def test_client_classes_are_read():
     ("args", "said"),
     [
         (["--scheduling-policy", "lifo"], "--scheduling-policy"),
-        (["--client-class-weights", "a=2"], "need --scheduling-policy priority"),
-        (["--client-class-best-priorities", "a=2"], "need --scheduling-policy priority"),
+        (["--scheduling-policy", "fcfs", "--client-class-weights", "a=2"], "no meaning with --scheduling-policy fcfs"),
+        (["--client-class-best-priorities", "a=2"], "needs --scheduling-policy priority"),
         (["--scheduling-policy", "priority", "--client-class-weights", "a=0"], "'a=0' is not between 1 and 1000"),
         (["--scheduling-policy", "priority", "--client-class-weights", "a"], "'a' is not like NAME=NUMBER"),
         (["--scheduling-policy", "priority", "--client-class-weights", "a=1,a=2"], "there already"),

@@ -158,7 +158,7 @@ def test_check_health_lists_every_worker(engine: LoopedEngine) -> None:
 
 
 def test_facts(engine: LoopedEngine) -> None:
-    assert engine.call(op.GetSupportedTasks()) == op.GetSupportedTasksResult(("generate",))
+    assert engine.call(op.GetSupportedTasks()) == op.GetSupportedTasksResult(("generate", "embed"))
     assert engine.call(op.GetKVCacheMetadata()) == op.GetKVCacheMetadataResult(4, 64, (KVCacheGroup(),))
 
 

@@ -52,6 +52,11 @@ void SetError(const stepwire::CallError& error, Struct* reply) {
     SetString(item, "field", violation.field);
     SetString(item, "description", violation.description);
   }
+  for (const auto& violation : error.quota) {
+    auto* item = fields["quota_violations"].mutable_list_value()->add_values()->mutable_struct_value();
+    SetString(item, "subject", violation.subject);
+    SetString(item, "description", violation.description);
+  }
 }
 
 void SetTrailers(const stepwire::Metadata& trailers, Struct* reply) {
@@ -72,6 +77,7 @@ Struct EmptyReply() {
   fields["messages"].mutable_list_value();
   fields["error_metadata"].mutable_struct_value();
   fields["field_violations"].mutable_list_value();
+  fields["quota_violations"].mutable_list_value();
   return reply;
 }
 

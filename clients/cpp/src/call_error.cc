@@ -43,6 +43,7 @@ CallError::CallError(const grpc::Status& status)
   google::rpc::ErrorInfo info;
   google::rpc::RetryInfo retry;
   google::rpc::BadRequest bad_request;
+  google::rpc::QuotaFailure quota_failure;
   for (const auto& detail : rich.details()) {
     if (detail.UnpackTo(&info)) {
       metadata.insert(info.metadata().begin(), info.metadata().end());
@@ -51,6 +52,10 @@ CallError::CallError(const grpc::Status& status)
     } else if (detail.UnpackTo(&bad_request)) {
       for (const auto& violation : bad_request.field_violations()) {
         violations.push_back({violation.field(), violation.description()});
+      }
+    } else if (detail.UnpackTo(&quota_failure)) {
+      for (const auto& violation : quota_failure.violations()) {
+        quota.push_back({violation.subject(), violation.description()});
       }
     }
   }

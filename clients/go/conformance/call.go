@@ -35,12 +35,18 @@ type result struct {
 	ErrorMetadata   map[string]string `json:"error_metadata"`
 	RetryDelayMs    int64             `json:"retry_delay_ms"`
 	FieldViolations []violation       `json:"field_violations"`
+	QuotaViolations []quotaViolation  `json:"quota_violations"`
 	Trailers        map[string]string `json:"trailers"`
 	PushbackMs      *int64            `json:"pushback_ms"`
 }
 
 type violation struct {
 	Field       string `json:"field"`
+	Description string `json:"description"`
+}
+
+type quotaViolation struct {
+	Subject     string `json:"subject"`
 	Description string `json:"description"`
 }
 
@@ -63,7 +69,7 @@ func (c *call) make(client *stepwire.Client, method method) (*result, error) {
 	}
 	made := &result{
 		Messages: []json.RawMessage{}, Code: "OK", ErrorMetadata: map[string]string{},
-		FieldViolations: []violation{}, Trailers: map[string]string{},
+		FieldViolations: []violation{}, QuotaViolations: []quotaViolation{}, Trailers: map[string]string{},
 	}
 	var trailers metadata.MD
 	received := func(message proto.Message) error {
@@ -110,6 +116,9 @@ func (r *result) setError(err error) error {
 	r.RetryDelayMs = failure.RetryDelay.Milliseconds()
 	for _, refused := range failure.Violations {
 		r.FieldViolations = append(r.FieldViolations, violation{refused.Field, refused.Description})
+	}
+	for _, used := range failure.Quota {
+		r.QuotaViolations = append(r.QuotaViolations, quotaViolation{used.Subject, used.Description})
 	}
 	return nil
 }

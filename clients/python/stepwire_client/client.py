@@ -16,6 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stepwire.v1 import (
     chat_service_pb2,
     chat_service_pb2_grpc,
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
     model_service_pb2,
@@ -57,6 +59,7 @@ class Client:
         self._channel = credentials.channel(target, is_balanced=is_balanced)
         self._generation = generation_service_pb2_grpc.GenerationServiceStub(self._channel)
         self._chat = chat_service_pb2_grpc.ChatServiceStub(self._channel)
+        self._embedding = embedding_service_pb2_grpc.EmbeddingServiceStub(self._channel)
         self._tokenization = tokenization_service_pb2_grpc.TokenizationServiceStub(self._channel)
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -118,6 +121,17 @@ class Client:
     ) -> chat_service_pb2.ChatResponse:
         """The whole message of each choice at once; it can go into the next request as it is."""
         return call(self._chat.Chat, request, timeout_s, (*self._metadata, *metadata), facts)
+
+    def embed(
+        self,
+        request: embedding_service_pb2.EmbedRequest,
+        *,
+        timeout_s: float | None = None,
+        metadata: Metadata = (),
+        facts: CallFacts | None = None,
+    ) -> embedding_service_pb2.EmbedResponse:
+        """One vector for each input, in order; one input that fails is the failure of all."""
+        return call(self._embedding.Embed, request, timeout_s, (*self._metadata, *metadata), facts)
 
     def render_chat(self, request: chat_service_pb2.ChatRequest) -> tokenization_service_pb2.RenderChatResponse:
         """The prompt that a chat would send to the engine, as text and token ids."""

@@ -52,6 +52,8 @@ class ModelInfo:
     kv_cache_groups: tuple[KVCacheGroup, ...] = (KVCacheGroup(),)
     # False: all tokens of a prompt see each other, so that it must be computed in one step, and no part of it reused.
     is_causal: bool = True
+    # Features of a hidden state behind the final norm, which is what vectors of prompts are made of.
+    hidden_size: int = 0
 
 
 class MemoryPart(enum.Enum):

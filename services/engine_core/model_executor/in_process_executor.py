@@ -215,4 +215,5 @@ def _describe(loaded: LoadedModel, backend: ModelBackend, kernels: Kernels, runn
         prefill_tokens_beside_decodes=_CPU_PREFILL_TOKENS if loaded.device.type == "cpu" else 0,
         kv_cache_groups=tuple(group.describe() for group in backend.layer_groups),
         is_causal=backend.is_causal,
+        hidden_size=backend.hidden_size,
     )

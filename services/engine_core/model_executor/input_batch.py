@@ -13,6 +13,7 @@ import numpy as np
 
 from engine_core.kv_cache.kv_cache_manager import BlockIds
 from engine_core.model_executor.block_table import BlockTable
+from engine_core.model_executor.pooling import PooledChunk, PoolingRows
 from engine_core.model_executor.row_table import RowTable
 from engine_core.model_executor.sampler.logprobs import PromptRows, SampledRow
 from engine_core.model_executor.sampler.sampling_batch import GrammarRows, SamplingBatch
@@ -46,6 +47,7 @@ class InputBatch:
             (4, max_num_seqs), dtype=np.int64
         )
         self._sampling = SamplingRows(max_num_seqs, vocab_size)
+        self._pooling = PoolingRows()
         self._arrays = StepArrays(max_num_seqs, num_groups)
         # The running batch, its rows, and the place of each row in it.
         self._keys: list[RequestKey] = []
@@ -82,7 +84,10 @@ class InputBatch:
             query_lens = np.fromiter(num_scheduled_tokens.values(), dtype=np.int64, count=len(rows))
             token_rows, query_start_loc, positions = arrays.of_queries(rows, computed, query_lens)
         seq_lens = arrays.seq_lens(computed, query_start_loc)
-        sampled = arrays.places_of(seq_lens == self._num_known[rows])
+        is_sampled = seq_lens == self._num_known[rows]
+        if self._pooling:
+            is_sampled &= ~self._pooling.are_in(rows)
+        sampled = arrays.places_of(is_sampled)
         return StepInputs(
             keys=self._keys,
             rows=rows,
@@ -135,6 +140,10 @@ class InputBatch:
         found = (self._prompt_rows(inputs, index, row) for index, row in enumerate(inputs.rows.tolist()))
         return [rows for rows in found if rows is not None]
 
+    def pooled_chunks(self, inputs: StepInputs) -> list[PooledChunk]:
+        """The computed parts of prompts that are pooled."""
+        return self._pooling.chunks(inputs, self._num_known) if self._pooling else []
+
     def finish_step(self, inputs: StepInputs, sampled_token_ids: np.ndarray | Sequence[int]) -> None:
         """Count the step's tokens as computed and append the sampled ones, in the order of `inputs.sampled`."""
         self.count_computed(inputs)
@@ -178,6 +187,7 @@ class InputBatch:
         self._num_prompt[row], self._num_known[row] = len(new.prompt_token_ids), len(known)
         self._num_computed[row], self._num_blocks[row] = new.num_computed_tokens, 0
         self._sampling.add(row, new)
+        self._pooling.add(row, new)
         self._append_blocks(row, new.block_ids)
 
     def _change(self, cached: CachedRequestData) -> None:
@@ -192,6 +202,7 @@ class InputBatch:
         row = self._rows.pop(key, None)
         if row is not None:
             self._sampling.remove(row)
+            self._pooling.remove(row)
             self._clear_blocks(row)
             self._free_rows.append(row)
             if self._places[row] != _NOT_IN_BATCH:

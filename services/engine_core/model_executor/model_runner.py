@@ -22,6 +22,7 @@ from engine_core.model_executor.kv_cache_groups import tensor_specs
 from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.model_weights import ModelWeights
 from engine_core.model_executor.models.backend import ModelBackend
+from engine_core.model_executor.pooling import pool
 from engine_core.model_executor.sampler.logprobs import pack_prompt, pack_sampled, raw_logprobs
 from engine_core.model_executor.sampler.sampler import sample
 from engine_core.model_executor.sampler.sampling_batch import SAMPLING_DTYPE, SamplingBatch
@@ -43,6 +44,8 @@ class _Pending:
     logits: torch.Tensor | None
     # Made with the forward pass: its hidden states are gone with the next one.
     prompt_logprobs: dict[RequestKey, PromptLogprobs]
+    # Vectors of the prompts that are complete.
+    pooled: dict[RequestKey, bytes]
 
 
 class ModelRunner:
@@ -121,7 +124,8 @@ class ModelRunner:
         self._requests.update(scheduler_output)
         inputs = self._requests.prepare(scheduler_output.num_scheduled_tokens)
         logits = self._run(inputs) if inputs.keys else None
-        self._pending = _Pending(inputs, logits if inputs.sampled.size else None, self._prompt_logprobs(inputs))
+        prompt_logprobs, pooled = self._prompt_logprobs(inputs), self._pool(inputs)
+        self._pending = _Pending(inputs, logits if inputs.sampled.size else None, prompt_logprobs, pooled)
 
     @torch.inference_mode()
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> ModelRunnerOutput:
@@ -130,7 +134,8 @@ class ModelRunner:
         inputs = pending.inputs
         token_ids, logprobs = self._sample(pending.logits, inputs, requests, bitmask)
         requests.finish_step(inputs, token_ids)
-        return ModelRunnerOutput(inputs.keys, _by_sequence(inputs, token_ids), logprobs, pending.prompt_logprobs)
+        sampled = _by_sequence(inputs, token_ids)
+        return ModelRunnerOutput(inputs.keys, sampled, logprobs, pending.prompt_logprobs, pending.pooled)
 
     @torch.inference_mode()
     def run_dummy_step(self, query_lens: list[int], block_size: int) -> None:
@@ -166,6 +171,10 @@ class ModelRunner:
     def _prompt_logprobs(self, inputs: StepInputs) -> dict[RequestKey, PromptLogprobs]:
         return {rows.key: pack_prompt(rows, self._logits) for rows in self._record().prompt_logprobs(inputs)}
 
+    def _pool(self, inputs: StepInputs) -> dict[RequestKey, bytes]:
+        chunks = self._record().pooled_chunks(inputs)
+        return pool(chunks, self._backend.hidden_states()) if chunks else {}
+
     def _sample(
         self,
         logits: torch.Tensor | None,
@@ -200,11 +209,14 @@ class ModelRunner:
         return tensor_specs(self._backend.layer_groups, self._backend.layer_specs)
 
     def _run(self, inputs: StepInputs) -> torch.Tensor:
-        # Log-probabilities of a prompt need the hidden states, which a replay leaves nowhere.
-        can_replay = self.graphs is not None and self.graphs.fits(inputs) and not self._record().prompt_logprobs(inputs)
-        if self.graphs is not None and can_replay:
+        if self.graphs is not None and self.graphs.fits(inputs) and not self._needs_hidden_states(inputs):
             return self.graphs.forward(inputs, self._caches)
         return self._forward(inputs, self._caches, self._block_size)
+
+    def _needs_hidden_states(self, inputs: StepInputs) -> bool:
+        """A replay leaves them nowhere."""
+        requests = self._record()
+        return bool(requests.prompt_logprobs(inputs) or requests.pooled_chunks(inputs))
 
     def _forward(self, inputs: StepInputs, caches: dict[int, LayerKVCache], block_size: int) -> torch.Tensor:
         step = stage(inputs, self._logits_indices(inputs), block_size, self._to_device)

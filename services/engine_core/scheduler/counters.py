@@ -6,7 +6,7 @@ from collections.abc import Sized
 from dataclasses import dataclass
 
 from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.scheduler.output import SchedulerStats
+from engine_core.scheduler.output import PrefillStats, SchedulerStats
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_queue import RequestQueue
 
@@ -36,6 +36,11 @@ class SchedulerCounters:
         else:
             self.prefix_query_tokens += request.num_tokens
             self.prefix_hit_tokens += num_hit_tokens
+
+    def count_prefill(self, request: Request) -> PrefillStats:
+        """A prompt is complete."""
+        self.num_prompt_tokens += request.num_prompt_tokens
+        return PrefillStats.of(request)
 
     def snapshot(
         self, running: Sized, waiting: RequestQueue, skipped_waiting: RequestQueue, pool: BlockPool

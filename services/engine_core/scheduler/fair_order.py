@@ -58,8 +58,20 @@ class FairOrder:
         waiting = self._waiting.first()
         return None if waiting is None else waiting.requests.peek()
 
+    @property
+    def classes(self) -> list[str]:
+        """Those that wait."""
+        return [name for name, _ in self._waiting.items()]
+
+    def peek_beside(self, full: frozenset[str]) -> Request | None:
+        """Who is served next of all but these classes. O(classes)."""
+        heads = [waiting.requests.peek() for name, waiting in self._waiting.items() if name not in full]
+        return min((head for head in heads if head is not None), key=self._due, default=None)
+
     def take(self, request: Request) -> None:
         waiting = self._class_of(request)
+        if self.peek() is not request:
+            self._forgo(waiting.due(request), waiting.turn_began)
         waiting.turn_began = waiting.due(request)
         # A class that was owed more than it now asks for may be due before the clock, which never goes back.
         self._clock = max(self._clock, waiting.turn_began)
@@ -67,6 +79,17 @@ class FairOrder:
 
     def remove(self, request: Request) -> None:
         self._leave(request, self._class_of(request))
+
+    def _forgo(self, due: float, began: float) -> None:
+        """Classes that were passed over had their part already: as if they came with the turn that is served now."""
+        for name, waiting in self._waiting.items():
+            head = waiting.requests.peek()
+            if head is not None and waiting.turn_began < began and waiting.due(head) < due:
+                waiting.turn_began = began
+                self._place(name, waiting)
+
+    def _due(self, request: Request) -> Order:
+        return (self._class_of(request).due(request), *by_arrival(request))
 
     def _class_of(self, request: Request) -> _WaitingClass:
         waiting = self._waiting.get(request.fairness_key)

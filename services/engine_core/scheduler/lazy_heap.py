@@ -54,6 +54,10 @@ class LazyHeap(Generic[K, T]):
             heapq.heappop(self._heap)
         return None
 
+    def items(self) -> list[tuple[K, T]]:
+        """All, in no order. O(n)."""
+        return [(key, item) for key, (_, item) in self._live.items()]
+
     def _clean(self) -> None:
         """Drop what has left, once it is most of the heap: keys must not hold memory until they reach the top."""
         if len(self._heap) > 2 * len(self._live) + SLACK:

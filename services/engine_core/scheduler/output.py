@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass, field
 
 from engine_core.kv_cache.kv_cache_manager import BlockIds
+from engine_core.scheduler.pooling import PoolingParams
 from engine_core.scheduler.request import (
     NO_LOGPROBS,
     EventType,
@@ -61,6 +62,8 @@ class NewRequestData:
     # Tokens whose KV is in those blocks already (prefix hit).
     num_computed_tokens: int
     logprobs: LogprobsParams = NO_LOGPROBS
+    # Set: pools and never samples.
+    pooling: PoolingParams | None = None
 
     @classmethod
     def of(cls, request: Request, block_ids: BlockIds) -> NewRequestData:
@@ -75,6 +78,7 @@ class NewRequestData:
             block_ids=block_ids,
             num_computed_tokens=request.num_computed_tokens,
             logprobs=request.logprobs,
+            pooling=request.pooling,
         )
 
 
@@ -91,7 +95,10 @@ class CachedRequestData:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work. The workers sample a token for each request whose known tokens are all computed by it."""
+    """One step's work. The workers sample a token for each request whose known tokens are all computed by it.
+
+    Of a request that pools they make its vector instead.
+    """
 
     step: int
     new_requests: list[NewRequestData]
@@ -125,13 +132,15 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerOutput:
-    """Parallel lists in batch order. An empty list = partial prefill, nothing was sampled."""
+    """Parallel lists in batch order. An empty list = nothing was sampled: a partial prefill, or one that is pooled."""
 
     keys: list[RequestKey]
     sampled_token_ids: list[list[int]]
     # Of those that asked: one row for each sampled token, and of the prompt tokens computed.
     logprobs: dict[RequestKey, PackedLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[RequestKey, PromptLogprobs] = field(default_factory=dict)
+    # Of those that pool and whose prompts are complete: float32, little-endian.
+    pooled: dict[RequestKey, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +174,17 @@ class PrefillStats:
     num_prompt_tokens: int
     num_cached_tokens: int
 
+    @classmethod
+    def of(cls, request: Request) -> PrefillStats:
+        return cls(request.num_prompt_tokens, request.num_cached_tokens or 0)
+
 
 @dataclass(slots=True)
 class EngineCoreOutput:
-    """News of one request: exists only with new tokens, log-probabilities of its prompt, events or a finish."""
+    """News of one request: exists only with new tokens, log-probabilities of its prompt, events or a finish.
+
+    A vector comes with the finish.
+    """
 
     key: RequestKey
     new_token_ids: list[int] = field(default_factory=list)
@@ -180,6 +196,8 @@ class EngineCoreOutput:
     logprobs: PackedLogprobs | None = None
     # The next rows of the prompt; over all outputs of a request each row comes once, in order.
     prompt_logprobs: PackedLogprobs | None = None
+    # The answer to a request that pools: float32, little-endian.
+    pooled: bytes | None = None
 
     @property
     def is_plain_token(self) -> bool:

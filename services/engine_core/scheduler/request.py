@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass, field
 
 from engine_core.scheduler.grammar import Grammar, GrammarSpec
+from engine_core.scheduler.pooling import PoolingParams
 from stepwire.errors import InvariantViolation
 
 # (session id, handle): a caller's request_id is for logs only and is never a key.
@@ -108,6 +109,7 @@ class RepetitionDetection:
 class StopConditions:
     """When generation ends. `eos_token_ids` are masked below `min_tokens` even with `ignore_eos`."""
 
+    # 0 = with the prompt: nothing is sampled.
     max_tokens: int
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
@@ -136,6 +138,8 @@ class Request:
     bypass_prefix_cache: bool = False
     logprobs: LogprobsParams = NO_LOGPROBS
     grammar_spec: GrammarSpec | None = None
+    # Set: a vector of the prompt is the whole answer, and max_tokens is 0.
+    pooling: PoolingParams | None = None
     # Starts with the tokens of a resumed generation; they count as output but are never sent back.
     output_token_ids: list[int] = field(default_factory=list)
 
@@ -214,7 +218,9 @@ class Request:
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Log-probabilities of the prompt are still to come: what is read from the prefix cache has none."""
+        """Log-probabilities of the prompt or hidden states are to come: what is read from the prefix cache has none."""
+        if self.pooling is not None:
+            return self.pooling.needs_all_tokens
         return self.logprobs.num_prompt is not None and self.num_prompt_logprobs < len(self.prompt_token_ids) - 1
 
     def token_ids(self, start: int, end: int) -> list[int]:

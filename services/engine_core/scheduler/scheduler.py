@@ -26,7 +26,6 @@ from engine_core.scheduler.output import (
     FinishReason,
     ModelRunnerOutput,
     NewRequestData,
-    PrefillStats,
     RequestError,
     SchedulerOutput,
     SchedulerStats,
@@ -49,7 +48,7 @@ class Scheduler:
         self.config = config
         self.kv_cache_manager = kv_cache_manager
         self.requests: dict[RequestKey, Request] = {}
-        self.waiting = WaitingQueue(config.scheduling_policy, config.client_classes)
+        self.waiting = WaitingQueue(config.scheduling_policy, config.client_classes, config.max_num_seqs)
         # Were next in `waiting` before their grammar was compiled; they hold up nobody.
         self.skipped_waiting = RequestQueue()
         # In the order of the policy: the last one is preempted first.
@@ -123,7 +122,8 @@ class Scheduler:
         self.expire(now)
         token_budget = 0 if self.pause_state is PauseState.ALL else self.config.max_num_batched_tokens
         decodes = sum(request.is_decoding for request in self.running)
-        plan = StepPlan(self._planned_step + 1, token_budget, self.config.prefill_budget(decodes, len(self.requests)))
+        prefill_budget = self.config.prefill_budget(decodes, len(self.requests))
+        plan = StepPlan(self.config, self._planned_step + 1, token_budget, prefill_budget)
         self._schedule_running(plan, now)
         if not plan.is_short_of_blocks:
             self._admit_waiting(plan, now)
@@ -145,7 +145,7 @@ class Scheduler:
         index = 0
         while index < len(self.running) and plan.token_budget > 0:
             request = self.running[index]
-            num_new_tokens = self._num_new_tokens(request, request.num_computed_tokens, plan)
+            num_new_tokens = plan.num_new_tokens(request, request.num_computed_tokens)
             index += 1
             if num_new_tokens == 0:
                 continue
@@ -199,14 +199,14 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan, now: float) -> None:
         while plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
             # A pause lets what has begun go on to its end, preempted or not, and begins nothing.
-            request = self.waiting.peek(only_preempted=self.pause_state is PauseState.NEW)
+            request = self.waiting.peek(self.running, only_preempted=self.pause_state is PauseState.NEW)
             if request is None:
                 return
             if request.grammar is not None and not request.grammar.is_ready:
                 self._set_aside(request)
                 continue
             hit = self._blocks.computed(request)
-            num_new_tokens = self._num_new_tokens(request, hit.num_tokens, plan)
+            num_new_tokens = plan.num_new_tokens(request, hit.num_tokens)
             is_whole = hit.num_tokens + num_new_tokens == request.num_tokens
             is_allowed = is_whole or self.config.allows_partial_prefill(plan.num_partial_prefills)
             fits = self._blocks.fits_now(request, hit, num_new_tokens, next_to_others=bool(self.running))
@@ -238,17 +238,6 @@ class Scheduler:
             plan.add_new(NewRequestData.of(request, block_ids), num_new_tokens)
         request.set_status(RequestStatus.RUNNING)
         self._mark_computed(request, num_new_tokens, plan)
-
-    def _num_new_tokens(self, request: Request, num_computed_tokens: int, plan: StepPlan) -> int:
-        if request.must_wait_for_token(self.config.max_model_len):
-            return 0
-        num_new_tokens = request.num_tokens_in_sight - num_computed_tokens
-        threshold = self.config.long_prefill_token_threshold
-        # Without chunks a cap would keep a longer prompt out for ever.
-        if 0 < threshold < num_new_tokens and self.config.enable_chunked_prefill:
-            num_new_tokens = threshold
-        budget = plan.token_budget
-        return min(num_new_tokens, budget if num_new_tokens == 1 else plan.prefill_budget, budget)
 
     def _mark_computed(self, request: Request, num_new_tokens: int, plan: StepPlan) -> None:
         """The step just planned computes these tokens. Later steps, and hits on full blocks, build on it."""
@@ -283,10 +272,14 @@ class Scheduler:
         self._processed_step = scheduler_output.step
         self.kv_cache_manager.release_fenced(scheduler_output.step)
         outputs: list[EngineCoreOutput] = []
+        pooled = runner_output.pooled
         for key, token_ids in zip(runner_output.keys, runner_output.sampled_token_ids, strict=True):
             request = self.requests.get(key)
             # The latter: a broken frontend used the handle again, and this is the result of its predecessor.
             if request is None or not request.was_in(scheduler_output.step):
+                continue
+            if pooled and key in pooled:
+                outputs.append(self._finish_pooled(request, pooled[key]))
                 continue
             prompt_rows = new_prompt_rows(request, runner_output.prompt_logprobs.get(key))
             # A partial prefill samples nothing, and has no news but those of its prompt.
@@ -303,8 +296,7 @@ class Scheduler:
         output = EngineCoreOutput(request.key)
         if len(request.output_token_ids) == request.num_resumed_tokens:
             request.events.append((EventType.FIRST_TOKEN, now))
-            output.prefill = PrefillStats(request.num_prompt_tokens, request.num_cached_tokens or 0)
-            self._counters.num_prompt_tokens += request.num_prompt_tokens
+            output.prefill = self._counters.count_prefill(request)
         output.new_token_ids, status = append_tokens(request, token_ids, self.config.max_model_len)
         self._counters.num_generation_tokens += len(output.new_token_ids)
         if status is not None:
@@ -313,6 +305,10 @@ class Scheduler:
         self._blocks.extend_hashes(request)
         output.events, request.events = request.events, []
         return output
+
+    def _finish_pooled(self, request: Request, pooled: bytes) -> EngineCoreOutput:
+        output = EngineCoreOutput(request.key, prefill=self._counters.count_prefill(request), pooled=pooled)
+        return self._finish(request, RequestStatus.FINISHED_STOPPED, output)
 
     def _finish(
         self,

@@ -26,7 +26,7 @@ class SchedulerConfig:
     reserve_full_prompt: bool = True
     # Most prompts that are computed in part at the end of a step; 0 = no limit.
     max_num_partial_prefills: int = 0
-    scheduling_policy: SchedulingPolicy = SchedulingPolicy.FCFS
+    scheduling_policy: SchedulingPolicy = SchedulingPolicy.FAIR
     client_classes: ClientClasses = field(default_factory=ClientClasses)
 
     def __post_init__(self) -> None:

@@ -11,9 +11,11 @@ from engine_core.scheduler.request import Request
 class SchedulingPolicy(enum.Enum):
     """`order` holds for requests that run, and for preempted ones: whoever sorts last is preempted first."""
 
+    # Client classes that wait take turns, and within one whoever arrived first; priorities mean nothing.
+    FAIR = "fair"
     # As they were queued; priorities and classes mean nothing.
     FCFS = "fcfs"
-    # By priority, then by arrival. Requests that were never scheduled: fair between classes, see PriorityOrder.
+    # By priority, then as FAIR: see PriorityOrder for requests that were never scheduled.
     PRIORITY = "priority"
 
     def order(self, request: Request) -> Order:

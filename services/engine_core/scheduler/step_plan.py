@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from engine_core.kv_cache.kv_cache_manager import BlockIds
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
-from engine_core.scheduler.request import RequestKey
+from engine_core.scheduler.request import Request, RequestKey
+from engine_core.scheduler.scheduler_config import SchedulerConfig
 
 
 class StepPlan:
     """Grows request by request inside `Scheduler.schedule`, and becomes a SchedulerOutput."""
 
-    def __init__(self, step: int, token_budget: int, prefill_budget: int) -> None:
+    def __init__(self, config: SchedulerConfig, step: int, token_budget: int, prefill_budget: int) -> None:
+        self._config = config
         self.step = step
         self.token_budget = token_budget
         # What is left of the token budget for requests that get several tokens.
@@ -23,6 +25,18 @@ class StepPlan:
         self._new_requests: list[NewRequestData] = []
         self._cached_requests: list[CachedRequestData] = []
         self._num_scheduled_tokens: dict[RequestKey, int] = {}
+
+    def num_new_tokens(self, request: Request, num_computed_tokens: int) -> int:
+        """As many as the step has room for; 0 also while the tokens of a request wait for those in flight."""
+        if request.must_wait_for_token(self._config.max_model_len):
+            return 0
+        num_new_tokens = request.num_tokens_in_sight - num_computed_tokens
+        threshold = self._config.long_prefill_token_threshold
+        # Without chunks a cap would keep a longer prompt out for ever.
+        if 0 < threshold < num_new_tokens and self._config.enable_chunked_prefill:
+            num_new_tokens = threshold
+        budget = self.token_budget
+        return min(num_new_tokens, budget if num_new_tokens == 1 else self.prefill_budget, budget)
 
     def add_new(self, data: NewRequestData, num_tokens: int) -> None:
         self._new_requests.append(data)

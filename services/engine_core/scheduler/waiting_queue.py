@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from engine_core.scheduler.client_classes import ClientClasses
+from engine_core.scheduler.fair_order import FairOrder
+from engine_core.scheduler.fair_places import FairPlaces
 from engine_core.scheduler.priority_order import PriorityOrder
 from engine_core.scheduler.request import Request
 from engine_core.scheduler.request_queue import RequestQueue
@@ -18,14 +20,14 @@ class WaitingQueue(RequestQueue):
     A pause may hold back new requests and let preempted ones go on; that is why `peek` can be asked for those alone.
     """
 
-    def __init__(self, policy: SchedulingPolicy, classes: ClientClasses) -> None:
+    def __init__(self, policy: SchedulingPolicy, classes: ClientClasses, max_num_seqs: int = 0) -> None:
         super().__init__()
         self._policy = policy
         self._classes = classes
         self._preempted = KeyOrder(policy.order)
-        self._new: ServiceOrder = (
-            PriorityOrder(classes) if policy is SchedulingPolicy.PRIORITY else KeyOrder(policy.order)
-        )
+        self._places = FairPlaces(max_num_seqs, classes)
+        self._fair = FairOrder(classes) if policy is SchedulingPolicy.FAIR else None
+        self._new: ServiceOrder = self._fair if self._fair is not None else _order_of_new(policy, classes)
         self._num_appended = 0
 
     def __iter__(self) -> Iterator[Request]:
@@ -43,9 +45,10 @@ class WaitingQueue(RequestQueue):
         """A new request: its number and its effective priority are fixed now."""
         self._num_appended += 1
         request.order = self._num_appended
-        # First come, first served has one priority.
+        # The other policies have one priority.
         is_ranked = self._policy is SchedulingPolicy.PRIORITY
         request.priority = self._classes.capped_priority(request.fairness_key, request.priority) if is_ranked else 0
+        self._places.note(request)
         self.put_back(request)
 
     def put_back(self, request: Request) -> None:
@@ -53,13 +56,20 @@ class WaitingQueue(RequestQueue):
         super().append(request)
         self._order_of(request).append(request)
 
-    def peek(self, *, only_preempted: bool = False) -> Request | None:
-        """Who is admitted next; None when nobody may be."""
+    def peek(self, running: Sequence[Request] = (), *, only_preempted: bool = False) -> Request | None:
+        """Who is admitted next to those that run; None when nobody may be."""
         preempted = self._preempted.peek()
-        new = None if only_preempted else self._new.peek()
+        new = None if only_preempted else self._peek_new(running)
         if preempted is None or (new is not None and new.priority < preempted.priority):
             return new
         return preempted
+
+    def _peek_new(self, running: Sequence[Request]) -> Request | None:
+        new = self._new.peek()
+        if new is None or self._fair is None or self._places.are_open(running):
+            return new
+        full = self._places.full_classes(running, self._fair.classes)
+        return new if new.fairness_key not in full else self._fair.peek_beside(full)
 
     def take(self, request: Request) -> None:
         """The request that `peek` returned is admitted."""
@@ -73,3 +83,7 @@ class WaitingQueue(RequestQueue):
 
     def _order_of(self, request: Request) -> ServiceOrder:
         return self._preempted if request.was_scheduled else self._new
+
+
+def _order_of_new(policy: SchedulingPolicy, classes: ClientClasses) -> ServiceOrder:
+    return PriorityOrder(classes) if policy is SchedulingPolicy.PRIORITY else KeyOrder(policy.order)

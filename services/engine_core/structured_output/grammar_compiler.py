@@ -130,9 +130,9 @@ class GrammarCompiler:
             return self._compile_one(self._backend, spec), ""
         except GrammarError as error:
             return None, str(error)
-        # Whatever it is, it is about this grammar: its requests end, and the thread lives.
+        # Whatever it is, it is about this grammar, which its text may quote: its requests end, and the thread lives.
         except Exception as error:
-            return None, f"{spec.kind} does not compile: {type(error).__name__}: {error}"
+            return None, f"{spec.kind} does not compile: {type(error).__name__}"
 
     def _complete(self, state: GrammarState, compiled: xgrammar.CompiledGrammar | None, error: str) -> None:
         if compiled is None:
@@ -141,4 +141,4 @@ class GrammarCompiler:
         try:
             state.complete(compiled, self._vocab_size)
         except Exception as failure:
-            state.fail(f"the grammar can not be used: {type(failure).__name__}: {failure}")
+            state.fail(f"the grammar can not be used: {type(failure).__name__}")

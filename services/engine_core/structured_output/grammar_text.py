@@ -6,6 +6,7 @@ One backend for every kind, chosen here and nowhere else. Pure functions; they r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -21,8 +22,18 @@ _MAX_WHITESPACE = 16
 _MAX_PROBLEMS = 3
 
 
+# The constraint is part of the request, and errors travel through the logs of others. The library repeats it behind
+# these words, between quotes and in pointers; what it quotes of its own is short, or "root".
+_QUOTING_TAILS = (" The JSON string is", ", but got ", " not recognized: ")
+_QUOTED = re.compile(r"""(?!"root")(["'])(?:(?!\1).){2,}\1|#/\S+""")
+
+
 class GrammarError(Exception):
     """The constraint can not be used; the text is for the caller."""
+
+
+class _UnenforcedError(Exception):
+    """In words of our own, which name places and quote no more than names."""
 
 
 def compile_spec(compiler: xgrammar.GrammarCompiler, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
@@ -32,6 +43,8 @@ def compile_spec(compiler: xgrammar.GrammarCompiler, spec: GrammarSpec) -> xgram
         raise GrammarError(f"{spec.kind} is no kind of constraint that this engine knows")
     try:
         return compile_kind(compiler, spec.text)
+    except _UnenforcedError as error:
+        raise GrammarError(f"{spec.kind} does not compile: {error}") from error
     except (RuntimeError, ValueError, RecursionError) as error:
         raise GrammarError(f"{spec.kind} does not compile: {_in_one_line(error)}") from error
 
@@ -78,7 +91,7 @@ def _unenforced_in_tags(part: Any) -> Iterator[str]:
 def _refuse_unenforced(problems: Iterator[str]) -> None:
     named = list(islice(problems, _MAX_PROBLEMS))
     if named:
-        raise ValueError("; ".join(named))
+        raise _UnenforcedError("; ".join(named))
 
 
 _COMPILE: dict[str, Callable[[xgrammar.GrammarCompiler, str], xgrammar.CompiledGrammar]] = {
@@ -92,6 +105,9 @@ _COMPILE: dict[str, Callable[[xgrammar.GrammarCompiler, str], xgrammar.CompiledG
 
 
 def _in_one_line(error: Exception) -> str:
-    """What the library says, without the time and the place in its source in front."""
+    """What the library says, without the time and the place in its source in front, and without what it quotes."""
     text = " ".join(str(error).split())
-    return text.split("Check failed: ")[-1].split(".cc:")[-1].lstrip("0123456789: ") or type(error).__name__
+    text = text.split("Check failed: ")[-1].split(".cc:")[-1].lstrip("0123456789: ")
+    for tail in _QUOTING_TAILS:
+        text = text.partition(tail)[0]
+    return _QUOTED.sub("...", text) or type(error).__name__

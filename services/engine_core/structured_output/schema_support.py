@@ -78,10 +78,22 @@ def _of_keywords(schema: dict[str, Any]) -> Iterator[str]:
     reference = schema.get("$ref")
     if isinstance(reference, str) and not (reference == "#" or reference.startswith("#/")):
         yield "$ref can only point into the schema itself, as #/..."
+    elif isinstance(reference, str) and not _points_at_schema(reference):
+        yield "$ref can only point at a schema that stands where schemas do, such as #/$defs/..."
     if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:
         yield "allOf of several schemas is not supported"
     yield from _of_neighbours(schema)
     yield from _of_strings(schema)
+
+
+def _points_at_schema(reference: str) -> bool:
+    """Elsewhere nobody has looked for what can not be enforced."""
+    parts = iter(reference.split("/")[1:])
+    for part in parts:
+        has_names = part in _OF_SCHEMAS or part in _LISTS_OF_SCHEMAS
+        if not (part in _SCHEMAS or (has_names and next(parts, None) is not None)):
+            return False
+    return True
 
 
 def _of_neighbours(schema: dict[str, Any]) -> Iterator[str]:

@@ -12,17 +12,21 @@ from stepwire.errors import AccessError, OverloadedError, QuotaViolation
 
 
 class GrantUse:
-    """A grant and what was used of it. Lives as long as its rates do not change, whatever else the file says."""
+    """A grant and what was used of it. Lives as long as its rates do not change, whatever else the file says.
 
-    def __init__(self, grant: Grant, clock: Callable[[], float]) -> None:
+    Of `num_parts` workers each lets an equal part of the rates through.
+    """
+
+    def __init__(self, grant: Grant, clock: Callable[[], float], num_parts: int = 1) -> None:
         self.grant = grant
         self._clock = clock
-        self._requests = _rate(grant.requests_per_minute, clock)
-        self._tokens = _rate(grant.tokens_per_minute, clock)
+        self._num_parts = num_parts
+        self._requests = self._rate(grant.requests_per_minute)
+        self._tokens = self._rate(grant.tokens_per_minute)
 
     def changed_to(self, grant: Grant) -> GrantUse:
         """For a file that was read again: a rate that stays keeps its count."""
-        use = GrantUse(grant, self._clock)
+        use = GrantUse(grant, self._clock, self._num_parts)
         if grant.requests_per_minute == self.grant.requests_per_minute:
             use._requests = self._requests
         if grant.tokens_per_minute == self.grant.tokens_per_minute:
@@ -47,11 +51,16 @@ class GrantUse:
         if self._tokens is not None:
             self._tokens.take(num_tokens)
 
+    def _rate(self, per_minute: int | None) -> RateLimit | None:
+        return RateLimit(per_minute / self._num_parts, self._clock) if per_minute is not None else None
+
     def _check(self, rate: RateLimit | None, amount: int, what: str) -> None:
         wait_s = rate.wait_s(amount) if rate is not None else 0.0
         if rate is None or not wait_s:
             return
-        text = f"{rate.per_minute} {what} a minute are used up"
+        text = f"{rate.per_minute:g} {what} a minute are used up"
+        if self._num_parts > 1:
+            text += f" at this worker, one of {self._num_parts}"
         raise OverloadedError(
             text,
             reason="RATE_LIMITED",
@@ -84,7 +93,3 @@ class Caller:
         models = self.use.grant.models if self.use else ()
         if models and model not in models:
             raise AccessError(f"token {self.name!r} may not use the model {model!r}", reason="PERMISSION_DENIED")
-
-
-def _rate(per_minute: int | None, clock: Callable[[], float]) -> RateLimit | None:
-    return RateLimit(per_minute, clock) if per_minute is not None else None

@@ -24,8 +24,11 @@ _Stamp = tuple[int, int, int]
 class Gate:
     """Open to everybody without a token file. Raises ValueError when the file is no good at the start."""
 
-    def __init__(self, token_file: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, token_file: Path | None, clock: Callable[[], float] = time.monotonic, *, num_parts: int = 1
+    ) -> None:
         self._path = token_file
+        self._num_parts = num_parts
         self._clock = clock
         self._uses: tuple[GrantUse, ...] = ()
         self._stamp: _Stamp | None = None
@@ -72,7 +75,9 @@ class Gate:
     def _load(self, path: Path) -> None:
         known = {use.grant.digest: use for use in self._uses}
         self._uses = tuple(
-            known[grant.digest].changed_to(grant) if grant.digest in known else GrantUse(grant, self._clock)
+            known[grant.digest].changed_to(grant)
+            if grant.digest in known
+            else GrantUse(grant, self._clock, self._num_parts)
             for grant in read_token_file(path)
         )
 

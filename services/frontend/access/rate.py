@@ -14,10 +14,10 @@ MINUTE_S = 60.0
 class RateLimit:
     """So much a minute. `clock` is in seconds."""
 
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+    def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
         self.per_minute = per_minute
         self._clock = clock
-        self._level = float(per_minute)
+        self._level = per_minute
         self._filled_at = clock()
 
     def wait_s(self, amount: int) -> float:

@@ -19,6 +19,7 @@ from frontend.drain import FrontendDrain
 from frontend.engine_client.fan_out import call_engines, drain_engines
 from frontend.engine_client.pool import EnginePool
 from frontend.engine_client.utility_calls import is_error
+from frontend.peers import Peers
 from stepwire.errors import InvalidRequestError
 from stepwire.v1 import admin_service_pb2 as pb
 from stepwire.v1 import admin_service_pb2_grpc as pb_grpc
@@ -68,10 +69,11 @@ def _fan_out(response_type: type[Any]) -> Any:
 
 
 class AdminService(pb_grpc.AdminServiceServicer):
-    """Answers are the engines'; drains and log levels are this process's."""
+    """Answers are the engines'; drains and log levels are this frontend's, in all its processes."""
 
-    def __init__(self, pool: EnginePool, drain: FrontendDrain, gate: Gate) -> None:
+    def __init__(self, pool: EnginePool, drain: FrontendDrain, gate: Gate, peers: Peers) -> None:
         self._gate = gate
+        self._peers = peers
         self._pool = pool
         self._drain = drain
 
@@ -98,17 +100,20 @@ class AdminService(pb_grpc.AdminServiceServicer):
     @_audited
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         reason = request.reason[:MAX_REASON_CHARS] or "an operator asked for it"
-        num_requests = self._drain.begin(request.timeout_ms / 1000 or None, reason)
+        timeout_s = request.timeout_ms / 1000 or None
+        num_requests = self._drain.begin(timeout_s, reason)
+        num_requests += (await self._peers.drain(timeout_s, reason)).num_requests
         if request.include_engines:
             await drain_engines(self._pool.connections, request.timeout_ms, reason, context.time_remaining())
         return pb.DrainResponse(requests_in_flight=num_requests)
 
     @_audited
     async def GetDrainStatus(self, request: pb.GetDrainStatusRequest, context: Context) -> pb.GetDrainStatusResponse:
+        status = self._drain.status + await self._peers.drain_status()
         return pb.GetDrainStatusResponse(
-            draining=self._drain.is_draining,
-            requests_in_flight=self._drain.num_requests,
-            remaining_ms=int(1000 * self._drain.remaining_s),
+            draining=status.is_draining,
+            requests_in_flight=status.num_requests,
+            remaining_ms=int(1000 * status.remaining_s),
         )
 
     @_audited
@@ -120,6 +125,7 @@ class AdminService(pb_grpc.AdminServiceServicer):
         target = logging.getLogger(request.logger or None)
         previous = logging.getLevelName(target.getEffectiveLevel())
         target.setLevel(request.level.upper())
+        await self._peers.set_log_level(request.level.upper(), request.logger)
         return pb.SetLogLevelResponse(previous_level=previous)
 
     def caller(self, context: Context) -> str:

@@ -50,7 +50,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
 
     @answers_errors
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        live, inactive = self._frontend.abort(caller_of(context), request.request_ids)
+        live, inactive = await self._frontend.abort(caller_of(context), request.request_ids)
         return pb.AbortResponse(aborted_request_ids=live, inactive_request_ids=inactive)
 
     def _open(self, request_id: str, context: Context) -> AbstractAsyncContextManager[Generation]:

@@ -13,7 +13,7 @@ from stepwire.v1 import model_service_pb2 as pb
 from stepwire.v1 import model_service_pb2_grpc as pb_grpc
 
 # Grows by one with every addition to the public API.
-API_REVISION = 2
+API_REVISION = 3
 MIN_CLIENT_REVISION = 1
 
 
@@ -48,6 +48,7 @@ class ModelService(pb_grpc.ModelServiceServicer):
         chat = model.chat
         capabilities = pb.Model.Capabilities(
             chat=chat.has_template,
+            embeddings=bool(facts.embedding_dimensions),
             # Without a parser calls can still be required, which a grammar makes sure of.
             tools=chat.has_template
             and (chat.tool_parser is not None or "json_schema" in facts.structured_output_kinds),

@@ -18,7 +18,7 @@ MAX_TEMPLATE_CHARS = 256 * 1024
 def read_conversation(request: pb.ChatRequest, plan: ToolPlan, checks: FieldChecks) -> Conversation:
     """What is wrong goes to `checks`, and the result is then not to be used."""
     messages = read_messages(list(request.messages), checks)
-    variables = to_dict(request.chat_template_kwargs)
+    variables = to_dict(request.chat_template_kwargs, "chat_template_kwargs", checks)
     for name in OWN_VARIABLES:
         checks.require(name not in variables, f"chat_template_kwargs.{name}", "the server sets this variable")
     is_continued = request.continue_final_message

@@ -127,7 +127,7 @@ def _read_parameters(given: pb.Tool, field: str, checks: FieldChecks) -> dict[st
         parameters = _parse(given.parameters_json)
     else:
         field = f"{field}.parameters"
-        parameters = to_dict(given.parameters) or _NO_PARAMETERS
+        parameters = to_dict(given.parameters, field, checks) or _NO_PARAMETERS
     is_object = isinstance(parameters, dict) and parameters.get("type", "object") == "object"
     if not checks.require(is_object, field, "not the JSON schema of an object"):
         return _NO_PARAMETERS
@@ -136,6 +136,11 @@ def _read_parameters(given: pb.Tool, field: str, checks: FieldChecks) -> dict[st
 
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return None
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and infinities, which Python's parser takes for numbers."""
+    raise ValueError(f"{name} is not JSON")

@@ -41,11 +41,14 @@ def _difference(one: EngineFacts, other: EngineFacts) -> str:
         return "MODEL_MISMATCH"
     if one.tokenizer_sha256 != other.tokenizer_sha256:
         return "TOKENIZER_MISMATCH"
-    return "WEIGHTS_MISMATCH" if one.weight_version != other.weight_version else ""
+    if one.weight_version != other.weight_version:
+        return "WEIGHTS_MISMATCH"
+    # One that does not pool is no contradiction: nobody asks it, nor the others, for vectors then.
+    return "POOLING_MISMATCH" if one.pooling and other.pooling and one.pooling != other.pooling else ""
 
 
 def _describe(facts: EngineFacts) -> str:
     return (
         f"{facts.model} (revision {facts.revision or 'unknown'}, tokenizer {facts.tokenizer_sha256[:12] or 'unknown'}, "
-        f"weights {facts.weight_version or 'as loaded'})"
+        f"weights {facts.weight_version or 'as loaded'}, pooling {facts.pooling or 'off'})"
     )

@@ -59,6 +59,9 @@ class EngineFacts:
     data_parallel_size: int = 1
     # It serves by priority.
     has_priorities: bool = False
+    # Length of its vectors of prompts, and how they are made; 0 and empty = it makes none.
+    embedding_dimensions: int = 0
+    pooling: str = ""
 
     @property
     def boot(self) -> tuple[str, str]:
@@ -92,6 +95,7 @@ def strictest(facts: EngineFacts, others: Sequence[EngineFacts]) -> EngineFacts:
         # All who set a limit have one of at least 0.
         max_logprobs=min((one.max_logprobs for one in every if one.max_logprobs >= 0), default=WHOLE_VOCABULARY),
         has_priorities=all(one.has_priorities for one in every),
+        embedding_dimensions=min(one.embedding_dimensions for one in every),
         structured_output_kinds=tuple(
             kind for kind in facts.structured_output_kinds if all(kind in one.structured_output_kinds for one in others)
         ),

@@ -14,6 +14,7 @@ import itertools
 import logging
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +27,7 @@ from frontend.engine_client.connection import EngineConnection
 from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
 from frontend.engine_client.discovery import Discovery
 from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineState, strictest
+from frontend.engine_client.kv_events import KvEventFeed, KvEventFeeds
 from frontend.engine_client.members import Members
 from frontend.engine_client.outbox import NewRequest
 from frontend.engine_client.tokenizer_store import TokenizerStore
@@ -95,6 +97,7 @@ class EnginePool:
             return EngineConnection(address, identity, tokenizers, self, ready_timeout_s=ready_timeout_s)
 
         self._listener = listener
+        self._kv_event_feeds = KvEventFeeds(identity)
         self._handles = itertools.count(1)
         self._routes: dict[int, _Route] = {}
         self._attaching = asyncio.Lock()
@@ -111,6 +114,7 @@ class EnginePool:
     async def close(self, reason: str, *, abort_running: bool = True) -> None:
         """Say Goodbye to all engines; requests still running must have been failed before."""
         self._discovery.close()
+        self._kv_event_feeds.close()
         await self._members.close(reason, abort_running=abort_running)
 
     @property
@@ -127,6 +131,19 @@ class EnginePool:
     def is_available(self) -> bool:
         """At least one engine takes requests."""
         return any(connection.is_available for connection in self.connections)
+
+    def kv_events(self, start_sequence: int) -> AbstractAsyncContextManager[KvEventFeed]:
+        """The feed of the only engine. Raises UnavailableError, or InvalidRequestError when there are several.
+
+        Each has numbers of its own, and who gets a request is decided here: one stream of several would help nobody.
+        """
+        engines = [connection for connection in self.connections if connection.is_available]
+        if not engines:
+            raise self.unavailable_error()
+        if len(engines) > 1:
+            text = f"{len(engines)} engines are behind this frontend; each one's KvEventsService has its events"
+            raise InvalidRequestError(text, reason="UNSUPPORTED_FEATURE")
+        return self._kv_event_feeds.open(engines[0].endpoint, start_sequence)
 
     def draw_handles(self, num: int) -> list[int]:
         """New handles."""

@@ -39,6 +39,8 @@ _EVENTS = {
     pb.EVENT_TYPE_RESUMED: EngineEvent.RESUMED,
     pb.EVENT_TYPE_FIRST_TOKEN: EngineEvent.FIRST_TOKEN,
 }
+# Feature of a Ready.
+_POOLING = "pooling:"
 _ABORT_REASONS = {
     AbortKind.CLIENT_CANCELLED: pb.ABORT_REASON_CLIENT_CANCELLED,
     AbortKind.DEADLINE: pb.ABORT_REASON_DEADLINE,
@@ -85,6 +87,8 @@ def to_facts(ready: pb.Ready) -> EngineFacts:
         data_parallel_rank=ready.data_parallel_rank,
         data_parallel_size=max(1, ready.data_parallel_size),
         has_priorities="priority" in ready.features,
+        embedding_dimensions=ready.embedding_dimensions,
+        pooling=next((one.removeprefix(_POOLING) for one in ready.features if one.startswith(_POOLING)), ""),
     )
 
 
@@ -129,6 +133,7 @@ def _to_output(output: pb.RequestOutput, stamp: int) -> EngineOutput:
         monotonic_ns=stamp,
         logprobs=_to_rows(output.logprobs) if output.HasField("logprobs") else None,
         prompt_logprobs=_to_rows(output.prompt_logprobs) if output.HasField("prompt_logprobs") else None,
+        pooled=output.pooled,
     )
 
 

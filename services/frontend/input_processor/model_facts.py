@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 DEFAULT_MAX_LOGPROBS = 20
 
@@ -19,6 +19,18 @@ class ModelFacts:
     structured_output_kinds: tuple[str, ...] = ()
     # Every engine serves by priority; others would pass over what a request asks for.
     has_priorities: bool = False
+    # Length of the vectors that engines make of prompts; 0 = they do not.
+    embedding_dimensions: int = 0
+    # 0 for a prompt that is pooled.
+    min_output_tokens: int = 1
+
+    @property
+    def longest_prompt(self) -> int:
+        return self.max_model_len - self.min_output_tokens
+
+    def without_output(self) -> ModelFacts:
+        """For prompts that are pooled: they may fill the context."""
+        return replace(self, min_output_tokens=0)
 
     def room_for_output(self, num_prompt_tokens: int) -> int:
         """Most output tokens after such a prompt: what the context leaves, and what the KV cache can hold.

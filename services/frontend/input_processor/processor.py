@@ -50,6 +50,8 @@ class _Draft:
     deadline_in_s: float | None
     output: OutputSettings
     sampling: engine_core_pb2.EngineSamplingParams
+    # Set: a vector is the whole answer.
+    pooling: engine_core_pb2.PoolingParams | None
 
     @property
     def has_text_to_echo(self) -> bool:
@@ -113,18 +115,19 @@ class InputProcessor:
         request_id: str,
         client_class: str = "",
         deadline_in_s: float | None = None,
+        pooling: engine_core_pb2.PoolingParams | None = None,
     ) -> ProcessedRequest:
-        """Check and complete a request, which is not changed.
+        """Check and complete a request, which is not changed. With `pooling` its prompt is all that counts.
 
         Raises InvalidRequestError naming every wrong field, or RequestFailedError DEADLINE when time is up already.
         """
-        draft = self._begin(request, request_id, client_class, deadline_in_s)
+        draft = self._begin(request, request_id, client_class, deadline_in_s, pooling)
         encode = partial(self._encode, draft)
         return self._complete(draft, await self.in_thread(encode) if draft.needs_tokenizer else encode())
 
     def process_now(self, request: generation_service_pb2.GenerateRequest, *, request_id: str) -> ProcessedRequest:
         """The same for a caller without an event loop: everything happens in its own thread."""
-        draft = self._begin(request, request_id, "", None)
+        draft = self._begin(request, request_id, "", None, None)
         return self._complete(draft, self._encode(draft))
 
     def _begin(
@@ -133,9 +136,11 @@ class InputProcessor:
         request_id: str,
         client_class: str,
         deadline_in_s: float | None,
+        pooling: engine_core_pb2.PoolingParams | None,
     ) -> _Draft:
         """All that can be checked and resolved without the tokenizer."""
-        arrival_time, facts = self._clock(), self.facts
+        arrival_time = self._clock()
+        facts = self.facts if pooling is None else self.facts.without_output()
         self.check_model(request.model)
         checks = FieldChecks()
         output = read_output(request.output, facts, checks)
@@ -145,7 +150,7 @@ class InputProcessor:
         _check_rest(request, checks)
         checks.raise_if_any()
         refuse_unsupported(request, facts)
-        return _Draft(request, request_id, client_class, facts, arrival_time, deadline_in_s, output, sampling)
+        return _Draft(request, request_id, client_class, facts, arrival_time, deadline_in_s, output, sampling, pooling)
 
     def _encode(self, draft: _Draft) -> _Encoded:
         """Prompt ids, cut and checked, and what else the tokenizer has to say. Takes long; touches no state."""
@@ -175,11 +180,13 @@ class InputProcessor:
             encoded.prompt_token_ids,
         )
         sampling.bad_words.extend(common_pb2.TokenIds(ids=bad_word) for bad_word in encoded.bad_words)
-        max_tokens, min_tokens = _resolve_lengths(request, len(prompt_token_ids), facts)
+        max_tokens, min_tokens = (0, 0) if draft.pooling else _resolve_lengths(request, len(prompt_token_ids), facts)
         eos_token_ids = tuple(token_id for token_id in self._tokenizer.eos_token_ids if token_id < facts.vocab_size)
         template = _template(request, draft.request_id, prompt_token_ids, sampling, eos_token_ids)
         template.max_tokens, template.min_tokens = max_tokens, min_tokens
         template.client_class = draft.client_class
+        if draft.pooling is not None:
+            template.pooling.CopyFrom(draft.pooling)
         check_prompt_logprobs(draft.output, len(prompt_token_ids))
         add_logprobs(draft.output, template)
         return ProcessedRequest(

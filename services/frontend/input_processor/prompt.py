@@ -77,14 +77,14 @@ def check_tokens(
     facts: ModelFacts,
     checks: FieldChecks,
 ) -> None:
-    """The prompt as the engine would see it: not empty, known to the model, and with room for one token after it."""
+    """The prompt as the engine would see it: not empty, known to the model, and with room for what comes after it."""
     field = request.WhichOneof("prompt") or "prompt"
     # A normalizer may leave nothing of a text.
     checks.require(bool(prompt_token_ids), field, "the prompt has no tokens")
     # A tokenizer may know more ids than the model has rows; such an id would end the engine, not the request.
     checks.token_ids(field, prompt_token_ids, facts.vocab_size)
     num_resumed = len(request.resume_output_token_ids.ids)
-    if len(prompt_token_ids) + num_resumed >= facts.max_model_len:
+    if len(prompt_token_ids) + num_resumed > facts.longest_prompt:
         resumed = f" and {num_resumed} resumed output tokens" if num_resumed else ""
         _add_too_long(field, f"a prompt of {len(prompt_token_ids)} tokens{resumed}", facts, checks)
 
@@ -94,7 +94,7 @@ def _num_kept(request: generation_service_pb2.GenerateRequest, facts: ModelFacts
     if not request.HasField("truncate_prompt_tokens"):
         return None
     if request.truncate_prompt_tokens == KEEP_ALL_THAT_FITS:
-        return max(1, facts.max_model_len - len(request.resume_output_token_ids.ids) - 1)
+        return max(1, facts.longest_prompt - len(request.resume_output_token_ids.ids))
     return request.truncate_prompt_tokens
 
 
@@ -120,7 +120,7 @@ def _check_text(
 
 def _check_token_ids(request: generation_service_pb2.GenerateRequest, facts: ModelFacts, checks: FieldChecks) -> None:
     count = len(request.token_ids.ids)
-    if count >= facts.max_model_len and not request.HasField("truncate_prompt_tokens"):
+    if count > facts.longest_prompt and not request.HasField("truncate_prompt_tokens"):
         _add_too_long("token_ids", f"a prompt of {count} tokens", facts, checks)
         return
     checks.require(count > 0, "token_ids.ids", "the prompt is empty")
@@ -129,5 +129,6 @@ def _check_token_ids(request: generation_service_pb2.GenerateRequest, facts: Mod
 
 
 def _add_too_long(field: str, what: str, facts: ModelFacts, checks: FieldChecks) -> None:
-    limit = f"the context holds {facts.max_model_len} tokens, one of them for the output"
+    of_them = ", one of them for the output" if facts.min_output_tokens else ""
+    limit = f"the context holds {facts.max_model_len} tokens{of_them}"
     checks.add(field, f"{what} does not fit: {limit}", reason="CONTEXT_LENGTH_EXCEEDED")

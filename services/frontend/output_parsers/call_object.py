@@ -122,13 +122,15 @@ class CallObjectReader(TextReader):
 
 
 def _text_of(value: str) -> str:
-    """What a JSON string stands for."""
+    """What a JSON string stands for: characters, of which an escape can write half of one, too."""
     try:
         text = json.loads(value)
+        if not isinstance(text, str):
+            raise NotACallError
+        text.encode()
+    # Of which UnicodeEncodeError is one.
     except ValueError:
         raise NotACallError from None
-    if not isinstance(text, str):
-        raise NotACallError
     return text
 
 

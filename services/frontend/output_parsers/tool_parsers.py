@@ -151,7 +151,9 @@ class Qwen3CoderParser(CallObjectReader):
         return True
 
     def _parameters(self, schema: Mapping[str, Any]) -> Reading[None]:
-        properties, opening = schema.get("properties", {}), "{"
+        # Whatever the caller wrote there.
+        given, opening = schema.get("properties"), "{"
+        properties: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
         while (yield from self._mark_of((self._PARAMETER, self._FUNCTION_END))) == self._PARAMETER:
             key = (yield from self._until(">")).strip()
             schema_of_value = properties.get(key, {})

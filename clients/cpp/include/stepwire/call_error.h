@@ -17,6 +17,12 @@ struct FieldViolation {
   std::string description;
 };
 
+// One limit of the caller's own that was reached: whose it is, and what was used up.
+struct QuotaViolation {
+  std::string subject;
+  std::string description;
+};
+
 class CallError : public std::runtime_error {
  public:
   // Reads the rich status, where the server sent one.
@@ -37,6 +43,7 @@ class CallError : public std::runtime_error {
   // How long the server asks to wait before another try; 0 = it does not say.
   std::chrono::milliseconds retry_delay{0};
   std::vector<FieldViolation> violations;
+  std::vector<QuotaViolation> quota;
 };
 
 // Canonical name of a status code, such as INVALID_ARGUMENT.

@@ -2,19 +2,21 @@
 //
 // When its stream breaks after Accepted (the server went away, or gave up on a client that was too slow) it is opened
 // again where it broke: with the tokens received so far and the seed of Accepted, so that the answer is the one of an
-// unbroken stream, sampled or not, and no text comes twice. Deltas carry token ids whatever the request says. Only
-// answers of one choice can be resumed. The timeout holds for all streams together; the usage counts what the last one
-// generated.
+// unbroken stream, sampled or not, and nothing comes twice. Only answers of one choice without an echo of the prompt can
+// be resumed. The timeout holds for all streams together; the timings are those of the last one.
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
+#include <memory>
 
 #include "stepwire/call_options.h"
 #include "stepwire/stream.h"
 
 namespace stepwire {
+
+template <class Request, class Message>
+class Answer;
 
 // Request and Message are those of GenerateStream or of ChatStream.
 template <class Request, class Message>
@@ -23,7 +25,9 @@ class ResumingStream {
   using Open = std::function<Stream<Message>(const Request&, const CallOptions&)>;
 
   // The stream is opened at once, and at most `max_resumes` times again.
-  ResumingStream(Open open, Request request, int max_resumes, const CallOptions& options);
+  ResumingStream(Open open, const Request& request, int max_resumes, const CallOptions& options);
+  ResumingStream(ResumingStream&&) noexcept;
+  ~ResumingStream();
 
   // Waits for the next message; false after the last one. Throws CallError when the call fails and cannot be resumed.
   // The index of the messages counts over all streams.
@@ -33,22 +37,17 @@ class ResumingStream {
   void Cancel() { stream_.Cancel(); }
 
  private:
-  // Keeps what a resumption needs of a message; whether the caller has yet to see it.
-  bool Note(const Message& message);
   bool CanResume(const CallError& error) const;
   // Waits before a new stream, no longer than the deadline.
   void Wait(const CallError& error) const;
   CallOptions RemainingOptions() const;
 
   Open open_;
-  Request request_;
   CallOptions options_;
   std::chrono::steady_clock::time_point start_;
   int max_resumes_;
   int num_resumes_ = 0;
-  bool is_accepted_ = false;
-  bool is_prompted_ = false;
-  std::uint64_t num_messages_ = 0;
+  std::unique_ptr<Answer<Request, Message>> answer_;
   Stream<Message> stream_;
 };
 

@@ -20,6 +20,8 @@ class ModelBackend(Protocol):
     weights: ModelWeights
     is_causal: bool
     vocab_size: int
+    # Features of a hidden state.
+    hidden_size: int
     # By index of the layer.
     layer_specs: dict[int, LayerSpec]
     layer_groups: tuple[LayerGroup, ...]
@@ -31,6 +33,9 @@ class ModelBackend(Protocol):
 
     def logits(self, logits_indices: torch.Tensor) -> torch.Tensor:
         """logits_indices [N] into the tokens of the latest `forward` -> logits [N, vocab_size]; no layer runs again."""
+
+    def hidden_states(self) -> torch.Tensor:
+        """Those of all tokens of the latest `forward`, behind the final norm, [T, hidden_size]; until the next one."""
 
     def move_weights(self, device: torch.device) -> int:
         """Move parameters and buffers in place; returns the bytes that changed their device."""

@@ -57,6 +57,7 @@ class NativeDecoder:
         """Takes the weights over; the transformers backend can not run any more. The rest: see `FusedLinear`."""
         self.is_causal = probed.is_causal
         self.vocab_size = probed.vocab_size
+        self.hidden_size = probed.hidden_size
         self.layer_specs = probed.layer_specs
         self.layer_groups = probed.layer_groups
         self._loaded = loaded
@@ -136,6 +137,12 @@ class NativeDecoder:
         if self._logits_softcap is not None:
             logits = logits.div_(self._logits_softcap).tanh_().mul_(self._logits_softcap)
         return logits
+
+    def hidden_states(self) -> torch.Tensor:
+        """As `ModelBackend.hidden_states`."""
+        if self._hidden is None:
+            raise InvariantViolation("hidden states before the first forward pass")
+        return self._hidden
 
     def move_weights(self, device: torch.device) -> int:
         """As `ModelBackend.move_weights`. Weights that are not on the model's device are not packed."""

@@ -25,6 +25,14 @@ class HiddenStates:
         # On the instance: every other model of the class stays as it is.
         decoder.forward = self._forward
 
+    @property
+    def last(self) -> torch.Tensor:
+        """Of all tokens of the latest forward pass, [T, n]."""
+        if self._latest is None:
+            raise InvariantViolation("hidden states before the first forward pass")
+        hidden: torch.Tensor = self._latest.last_hidden_state[0]
+        return hidden
+
     def logits(self, logits_indices: torch.Tensor) -> torch.Tensor:
         """logits_indices [N] into the tokens of the latest forward pass -> logits [N, vocab_size]."""
         if self._latest is None:

@@ -34,6 +34,7 @@ class TransformersBackend:
         self.is_causal = is_causal(loaded.config)
         probe = LayerProbe()
         self.vocab_size = self._probe(model, loaded, probe)
+        self.hidden_size = self.hidden_states().shape[-1]
         require_probed(model, loaded.config, probe, loaded.layers)
         self.layer_specs: dict[int, LayerSpec] = dict(sorted(probe.specs.items()))
         # What each layer asks of attention.
@@ -66,6 +67,10 @@ class TransformersBackend:
     def logits(self, logits_indices: torch.Tensor) -> torch.Tensor:
         """logits_indices [N] into the tokens of the latest `forward` -> logits [N, vocab_size]; no layer runs again."""
         return self._hidden_states.logits(logits_indices)
+
+    def hidden_states(self) -> torch.Tensor:
+        """As `ModelBackend.hidden_states`."""
+        return self._hidden_states.last
 
     def move_weights(self, device: torch.device) -> int:
         """Move parameters and buffers in place; returns the bytes that changed their device."""

@@ -112,6 +112,10 @@ class FollowingRunner(ModelRunner):
     def _prompt_logprobs(self, inputs: StepInputs) -> dict[RequestKey, PromptLogprobs]:
         return {}
 
+    def _pool(self, inputs: StepInputs) -> dict[RequestKey, bytes]:
+        # The leader has the hidden states behind the last layer, whole ones, and tells nobody.
+        return {}
+
 
 def _sampled_keys(inputs: StepInputs) -> set[RequestKey]:
     return {inputs.keys[index] for index in inputs.sampled.tolist()}

@@ -15,9 +15,12 @@ from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from frontend.api.answering import Context, Rpc, answers_errors, caller_of, client_class_of, rank_of, request_id_of
+from frontend.api.compat.embed_messages import to_embed_request, to_embed_response
 from frontend.api.compat.engine_facts_messages import to_loads, to_model_info, to_server_info
 from frontend.api.compat.generate_answer import GenerateAnswer
 from frontend.api.compat.generate_request import to_generate_request
+from frontend.api.compat.kv_events_messages import KvBatches
+from frontend.api.embedding_run import EmbeddingRun
 from frontend.api.streaming import convert, headers_of, writing
 from frontend.api.tokenizer_chunks import tokenizer_chunks
 from frontend.engine_client.pool import RANK_FIELD
@@ -25,7 +28,8 @@ from frontend.generation import Generation
 from frontend.generation_events import ChoiceDelta
 from frontend.input_processor import ProcessedRequest
 from frontend.llm_frontend import LLMFrontend
-from stepwire.errors import InvalidRequestError
+from frontend.retry_advice import RETRY_AFTER_MS
+from stepwire.errors import InvalidRequestError, UnavailableError
 
 SERVICE = pb.DESCRIPTOR.services_by_name["VllmEngine"]
 
@@ -41,11 +45,9 @@ def _unsupported(why: str) -> Rpc[Any, Any, Any]:
 class VllmEngine(pb_grpc.VllmEngineServicer):  # type: ignore[misc]  # its package has no types
     """Owner of each request: the task of its RPC."""
 
-    Embed = _unsupported("this model does not pool")
     FlushCache = _unsupported("not on this port; AdminService.ResetPrefixCache does it")
     StartProfile = _unsupported("not on this port; AdminService.StartProfile does it")
     StopProfile = _unsupported("not on this port; AdminService.StopProfile does it")
-    SubscribeKvEvents = _unsupported("not on this port; the engines' KvEventsService has the events")
 
     def __init__(self, frontend: LLMFrontend) -> None:
         self._frontend = frontend
@@ -72,9 +74,34 @@ class VllmEngine(pb_grpc.VllmEngineServicer):  # type: ignore[misc]  # its packa
                 await _answer(generation, processed, context, is_stream=request.stream)
 
     @answers_errors
+    async def Embed(self, request: Any, context: Context) -> Any:
+        request_id = request_id_of(request.request_id, context)
+        run = EmbeddingRun(self._frontend, context, request_id, context.time_remaining())
+        embedded = await run.run(to_embed_request(request))
+        with writing():
+            await context.send_initial_metadata((("x-request-id", request_id),))
+        return to_embed_response(embedded)
+
+    @answers_errors
+    async def SubscribeKvEvents(self, request: Any, context: Context) -> None:
+        if not self._frontend.settings.relay_kv_events:
+            # The engine's port is for frontends alone; this one may be anybody's.
+            raise InvalidRequestError("start the frontend with --relay-kv-events", reason="UNSUPPORTED_FEATURE")
+        async with self._frontend.pool.kv_events(request.start_sequence_number) as feed:
+            with writing():
+                # At once: gateways give up on a worker whose headers do not come.
+                await context.send_initial_metadata(())
+                batches = KvBatches()
+                while (news := await feed.next()) is not None:
+                    num_tokens = batches.num_tokens + news.num_tokens
+                    for batch in await convert(num_tokens, partial(batches.take, news)):
+                        await context.write(batch)
+        raise UnavailableError("the engine has ended its feed of cache events", retry_after_ms=RETRY_AFTER_MS)
+
+    @answers_errors
     async def Abort(self, request: Any, context: Context) -> Any:
         # A gateway whose client is gone sends this and leaves the stream open, which ends by it.
-        self._frontend.abort(caller_of(context), request.request_ids)
+        await self._frontend.abort(caller_of(context), request.request_ids)
         return pb.AbortResponse()
 
     @answers_errors

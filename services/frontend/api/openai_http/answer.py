@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ from frontend.api.logprobs_messages import MAX_ENTRIES_OF_ANSWER, MAX_ENTRIES_ON
 from frontend.api.openai_http.errors import headers_of, status_of, to_body
 from frontend.api.openai_http.merging import WholeChoices
 from frontend.api.openai_http.run import Choice, Run
+from frontend.api.openai_http.sending import Headers, run_until_gone, send_whole, start, to_json
 from stepwire.errors import InvalidRequestError, StepwireError
 
-Headers = dict[str, str]
 _EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -68,16 +67,7 @@ class AnswerResponse(Response):
         self._created = int(time.time())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._stream(send) if self._is_stream else self._answer(send))
-        gone = asyncio.create_task(_until_gone(receive))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            work.cancel()
-            gone.cancel()
-            await asyncio.wait({work, gone})
-        if not work.cancelled():
-            work.result()
+        await run_until_gone(self._stream(send) if self._is_stream else self._answer(send), receive)
 
     async def _answer(self, send: Send) -> None:
         whole = WholeChoices()
@@ -98,8 +88,8 @@ class AnswerResponse(Response):
             return
         choices = whole.chats() if self._kind.is_chat else whole.completions()
         answer = {**self._frame(self._runs[0], self._kind.whole_object, choices), "usage": self._usage()}
-        body = await asyncio.to_thread(_to_json, answer) if num_entries > MAX_ENTRIES_ON_LOOP else _to_json(answer)
-        await self._send_whole(200, body, self._ids_of(self._runs[0]), send)
+        body = await asyncio.to_thread(to_json, answer) if num_entries > MAX_ENTRIES_ON_LOOP else to_json(answer)
+        await send_whole(200, body, self._ids_of(self._runs[0]), send)
 
     async def _stream(self, send: Send) -> None:
         lock = asyncio.Lock()
@@ -111,7 +101,7 @@ class AnswerResponse(Response):
             async with lock:
                 if not has_begun:
                     has_begun = True
-                    await _start(200, {**_EVENTS, **self._ids_of(run)}, send)
+                    await start(200, {**_EVENTS, **self._ids_of(run)}, send)
                 events = b"".join(self._event(run, [choice]) for choice in choices)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
 
@@ -121,7 +111,7 @@ class AnswerResponse(Response):
             if self._includes_usage:
                 last = self._event(self._runs[0], [], usage=self._usage()) + last
         elif has_begun:
-            last = b"event: error\ndata: " + _to_json(to_body(error, self._names)) + b"\n\n"
+            last = b"event: error\ndata: " + to_json(to_body(error, self._names)) + b"\n\n"
         else:
             await self._send_error(error, send)
             return
@@ -134,7 +124,7 @@ class AnswerResponse(Response):
         frame = self._frame(run, self._kind.part_object, choices)
         if self._includes_usage:
             frame["usage"] = usage
-        return b"data: " + _to_json(frame) + b"\n\n"
+        return b"data: " + to_json(frame) + b"\n\n"
 
     def _frame(self, run: Run[Any], name: str, choices: list[Choice]) -> dict[str, Any]:
         return {
@@ -164,12 +154,7 @@ class AnswerResponse(Response):
 
     async def _send_error(self, error: StepwireError, send: Send) -> None:
         headers = {**headers_of(error), "x-request-id": self._request_id}
-        await self._send_whole(status_of(error), _to_json(to_body(error, self._names)), headers, send)
-
-    @staticmethod
-    async def _send_whole(status: int, body: bytes, headers: Headers, send: Send) -> None:
-        await _start(status, {"content-type": "application/json", "content-length": str(len(body)), **headers}, send)
-        await send({"type": "http.response.body", "body": body})
+        await send_whole(status_of(error), to_json(to_body(error, self._names)), headers, send)
 
 
 async def _run_all(runs: Sequence[Run[Any]], write: Any) -> StepwireError | None:
@@ -184,16 +169,6 @@ async def _run_all(runs: Sequence[Run[Any]], write: Any) -> StepwireError | None
     return failed[0] if failed else None
 
 
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _start(status: int, headers: Headers, send: Send) -> None:
-    raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-
-
 def _num_entries(choice: Choice) -> int:
     """Roughly: tokens, each with as many others as the first."""
     logprobs = choice["logprobs"] or {}
@@ -202,7 +177,3 @@ def _num_entries(choice: Choice) -> int:
         return len(content) * (1 + len(content[0]["top_logprobs"])) if content else 0
     top = logprobs.get("top_logprobs") or ()
     return sum(1 + len(others or ()) for others in top)
-
-
-def _to_json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()

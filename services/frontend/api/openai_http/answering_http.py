@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 
 from frontend.api.answering import request_id_of
 from frontend.api.openai_http.call import HttpCall
-from frontend.api.openai_http.errors import headers_of, status_of, to_body
+from frontend.api.openai_http.errors import ErrorBody, headers_of, status_of, to_body
 from frontend.request_trace import set_error_type
 from stepwire.errors import StepwireError
 
@@ -47,7 +47,16 @@ def error_response(error: StepwireError) -> Response:
     return JSONResponse(to_body(error), status_of(error), headers_of(error))
 
 
+# Of every path that is not trivial.
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "An error in OpenAI's shape.",
+        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}}},
+    }
+}
+
+
 def body_schema(body_type: type[BaseModel]) -> dict[str, Any]:
-    """The part of the OpenAPI document about the body, and about errors, of one path."""
+    """The part of the OpenAPI document about the body of one path."""
     schema = {"$ref": f"#/components/schemas/{body_type.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

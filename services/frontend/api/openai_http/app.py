@@ -1,4 +1,4 @@
-"""The ASGI application: its paths, the bodies in the OpenAPI document, and the errors of HTTP itself.
+"""The ASGI application: its paths, the bodies and errors in the OpenAPI document, and the errors of HTTP itself.
 
 Event loop only. Bodies are read by the handlers, not by FastAPI, which would parse large ones on the event loop.
 """
@@ -18,7 +18,8 @@ from starlette.responses import JSONResponse
 from frontend.api.openai_http.answering_http import error_response
 from frontend.api.openai_http.chat_page_files import ChatPage
 from frontend.api.openai_http.counting_http import CountingMiddleware
-from frontend.api.openai_http.errors import CLIENT_CLOSED_REQUEST, error_body, http_phrase
+from frontend.api.openai_http.embedding_routes import EmbeddingRoutes
+from frontend.api.openai_http.errors import CLIENT_CLOSED_REQUEST, ErrorBody, error_body, http_phrase
 from frontend.api.openai_http.generation_routes import GenerationRoutes
 from frontend.api.openai_http.service_routes import ServiceRoutes
 from frontend.api.openai_http.tracing_http import TracingMiddleware
@@ -39,12 +40,12 @@ def build_app(frontend: LLMFrontend, metrics: FrontendMetrics, is_ready: Callabl
         # Its own spans would stand between a caller's and ours.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    generation, service = GenerationRoutes(frontend), ServiceRoutes(frontend, is_ready)
-    app.include_router(generation.router)
-    app.include_router(service.router)
+    groups = (GenerationRoutes(frontend), EmbeddingRoutes(frontend), ServiceRoutes(frontend, is_ready))
+    for routes in groups:
+        app.include_router(routes.router)
     if frontend.settings.chat_page:
         app.mount("/chat", ChatPage())
-    _describe_bodies(app, [*generation.body_types, *service.body_types])
+    _describe_bodies(app, [*(body_type for routes in groups for body_type in routes.body_types), ErrorBody])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _unexpected)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import FailFast, Field
-
 from frontend.api.openai_http.fields import GenerationBody, Int32, UInt32
+from frontend.api.openai_http.prompts import Prompts, as_list
 from stepwire.errors import InvalidRequestError
 from stepwire.v1 import common_pb2
 from stepwire.v1.generation_service_pb2 import GenerateRequest
@@ -15,24 +12,10 @@ from stepwire.v1.generation_service_pb2 import GenerateRequest
 DEFAULT_MAX_TOKENS = 16
 
 
-class _FailFast(FailFast):
-    """Unions hash their members."""
-
-    def __hash__(self) -> int:
-        return hash(self.fail_fast)
-
-
-_Strings = Annotated[list[str], _FailFast()]
-_TokenIds = Annotated[list[UInt32], _FailFast()]
-_TokenIdLists = Annotated[list[_TokenIds], _FailFast()]
-# In this order, and each given up at its first mistake: a prompt may have a hundred thousand ids.
-_Prompt = Annotated[str | _Strings | _TokenIds | _TokenIdLists, Field(union_mode="left_to_right")]
-
-
 class CompletionBody(GenerationBody):
     """OpenAI's legacy completion, which base models are used with."""
 
-    prompt: _Prompt
+    prompt: Prompts
     logprobs: Int32 | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -44,7 +27,7 @@ class CompletionBody(GenerationBody):
         """One request a prompt, and what the caller calls some of their fields. Raises InvalidRequestError."""
         self.check_stream()
         self._refuse_unsupported()
-        prompts = self._prompts()
+        prompts = as_list(self.prompt)
         if not prompts:
             raise InvalidRequestError.of_field("prompt", "the list is empty")
         constraint, names = self.structured_output()
@@ -65,14 +48,6 @@ class CompletionBody(GenerationBody):
             add_special_tokens=self.add_special_tokens,
         )
         return [_with_prompt(request, prompt) for prompt in prompts], {**names, "output.prompt_logprobs": "logprobs"}
-
-    def _prompts(self) -> list[str] | list[list[int]]:
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if prompt and isinstance(prompt[0], int):
-            return [prompt]
-        return prompt  # type: ignore[return-value]  # not ints, as the first is none
 
     def _refuse_unsupported(self) -> None:
         if self.suffix:

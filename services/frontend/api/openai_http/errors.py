@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 from grpc import StatusCode
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from frontend.input_processor.field_checks import MAX_VIOLATIONS
 from stepwire.errors import FieldViolation, InvalidRequestError, StepwireError
@@ -42,6 +42,19 @@ _TYPE_OF_STATUS = {401: "authentication_error", 403: "permission_error", 429: "r
 _GROUP = re.compile(r"\b(?:sampling|stop|output|kv)\.(?=[a-z_])")
 _RENAMED = {"token_ids.ids": "prompt", "token_ids": "prompt", "text": "prompt", "request_id": "x-request-id"}
 _RENAMED |= {"texts": "prompt", "sequences[0].ids": "tokens", "sequences": "tokens"}
+
+
+class ErrorObject(BaseModel):
+    """For the OpenAPI document: what `error_body` makes."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    error: ErrorObject
 
 
 def status_of(error: StepwireError) -> int:

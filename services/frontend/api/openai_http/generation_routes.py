@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from frontend.api.openai_http.answer import CHAT, COMPLETION, AnswerResponse
-from frontend.api.openai_http.answering_http import answers_errors, body_schema
+from frontend.api.openai_http.answering_http import ERROR_RESPONSES, answers_errors, body_schema
 from frontend.api.openai_http.call import HttpCall
 from frontend.api.openai_http.chat_body import ChatBody
 from frontend.api.openai_http.chat_run import ChatRun
@@ -30,8 +30,14 @@ class GenerationRoutes:
             ("/v1/completions", self.complete, CompletionBody),
             ("/v1/chat/completions", self.chat, ChatBody),
         ):
-            extra = body_schema(body_type)
-            self.router.add_api_route(path, handler, methods=["POST"], response_model=None, openapi_extra=extra)
+            self.router.add_api_route(
+                path,
+                handler,
+                methods=["POST"],
+                response_model=None,
+                responses={**ERROR_RESPONSES, 200: {"content": {"text/event-stream": {}}}},
+                openapi_extra=body_schema(body_type),
+            )
 
     @answers_errors
     async def complete(self, call: HttpCall, request_id: str) -> Response:

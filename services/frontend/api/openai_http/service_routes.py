@@ -11,7 +11,12 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
 from frontend.api.answering import caller_of, client_class_of
-from frontend.api.openai_http.answering_http import answers_errors, body_schema, error_response
+from frontend.api.openai_http.answering_http import (
+    ERROR_RESPONSES,
+    answers_errors,
+    body_schema,
+    error_response,
+)
 from frontend.api.openai_http.call import HttpCall
 from frontend.api.openai_http.chat_body import ConversationBody
 from frontend.api.openai_http.fields import Part, UInt32
@@ -22,6 +27,9 @@ from frontend.serving_model import ServingModel
 from stepwire import __version__
 from stepwire.errors import InvalidRequestError, UnavailableError
 from stepwire.v1 import common_pb2, tokenization_service_pb2
+
+# The handler reads it from the call, where FastAPI does not see it.
+_MODEL_IN_PATH = {"parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]}
 
 
 class TokenizeBody(ConversationBody):
@@ -45,14 +53,14 @@ class ServiceRoutes:
         self._frontend = frontend
         self._is_ready = is_ready
         self._created = int(time.time())
-        self.router = APIRouter(tags=["service"])
+        self.router = APIRouter(tags=["service"], responses=ERROR_RESPONSES)
         add = self.router.add_api_route
         add("/v1/models", self.list_models, response_model=None)
-        add("/v1/models/{model:path}", self.get_model, response_model=None)
+        add("/v1/models/{model:path}", self.get_model, response_model=None, openapi_extra=_MODEL_IN_PATH)
         add("/tokenize", self.tokenize, methods=["POST"], response_model=None, openapi_extra=body_schema(TokenizeBody))
         extra = body_schema(DetokenizeBody)
         add("/detokenize", self.detokenize, methods=["POST"], response_model=None, openapi_extra=extra)
-        add("/health", self.health, response_model=None)
+        add("/health", self.health, response_model=None, response_class=Response)
         add("/version", self.version, response_model=None)
 
     @answers_errors

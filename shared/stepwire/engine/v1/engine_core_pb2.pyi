@@ -408,6 +408,7 @@ class EngineCoreRequest(_message.Message):
     RESUME_OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CLIENT_CLASS_FIELD_NUMBER: _builtins.int
     REPETITION_DETECTION_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Chosen by the frontend, unique in its session for ever. Outputs carry only this."""
     request_id: _builtins.str
@@ -415,7 +416,7 @@ class EngineCoreRequest(_message.Message):
     prompt_token_ids: _builtins.bytes
     """Little-endian uint32 array."""
     max_tokens: _builtins.int
-    """At least 1, and prompt plus max_tokens fits max_model_len."""
+    """At least 1, and prompt plus max_tokens fits max_model_len; 0 with pooling."""
     min_tokens: _builtins.int
     ignore_eos: _builtins.bool
     logprobs: _builtins.int
@@ -454,6 +455,12 @@ class EngineCoreRequest(_message.Message):
     def structured_output(self) -> _common_pb2.StructuredOutput: ...
     @_builtins.property
     def repetition_detection(self) -> _common_pb2.StopConditions.RepetitionDetection: ...
+    @_builtins.property
+    def pooling(self) -> Global___PoolingParams:
+        """Unset for generation. Set, the request ends with its prompt: max_tokens is 0, and nothing that is about output is
+        set.
+        """
+
     def __init__(
         self,
         *,
@@ -481,10 +488,11 @@ class EngineCoreRequest(_message.Message):
         resume_output_token_ids: _builtins.bytes = ...,
         client_class: _builtins.str = ...,
         repetition_detection: _common_pb2.StopConditions.RepetitionDetection | None = ...,
+        pooling: Global___PoolingParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "repetition_detection", b"repetition_detection", "sampling", b"sampling", "structured_output", b"structured_output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "pooling", b"pooling", "prompt_logprobs", b"prompt_logprobs", "repetition_detection", b"repetition_detection", "sampling", b"sampling", "structured_output", b"structured_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age_us", b"age_us", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "client_class", b"client_class", "deadline_in_us", b"deadline_in_us", "eos_token_ids", b"eos_token_ids", "handle", b"handle", "ignore_eos", b"ignore_eos", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_in_us", b"queue_deadline_in_us", "repetition_detection", b"repetition_detection", "request_id", b"request_id", "resume_output_token_ids", b"resume_output_token_ids", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age_us", b"age_us", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "client_class", b"client_class", "deadline_in_us", b"deadline_in_us", "eos_token_ids", b"eos_token_ids", "handle", b"handle", "ignore_eos", b"ignore_eos", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "pooling", b"pooling", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_in_us", b"queue_deadline_in_us", "repetition_detection", b"repetition_detection", "request_id", b"request_id", "resume_output_token_ids", b"resume_output_token_ids", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -566,6 +574,43 @@ class EngineSamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineSamplingParams: _TypeAlias = EngineSamplingParams  # noqa: Y015
+
+@_typing.final
+class PoolingParams(_message.Message):
+    """A request for a vector instead of tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    NORMALIZE_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """One of GetSupportedTasks."""
+    normalize: _builtins.bool
+    """Scale to unit length; unset = as the model asks for."""
+    dimensions: _builtins.int
+    """Only the first so many, which are then scaled; at most Ready.embedding_dimensions. Unset = all."""
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        normalize: _builtins.bool | None = ...,
+        dimensions: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "dimensions", b"dimensions", "normalize", b"normalize"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalize", b"_normalize", "dimensions", b"dimensions", "normalize", b"normalize", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
+    _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
+    _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
+    _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalize) -> _WhichOneofReturnType__normalize | None: ...
+
+Global___PoolingParams: _TypeAlias = PoolingParams  # noqa: Y015
 
 @_typing.final
 class AbortRequests(_message.Message):
@@ -1004,6 +1049,7 @@ class Ready(_message.Message):
     KV_CACHE_MAX_CONCURRENCY_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
+    EMBEDDING_DIMENSIONS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Version chosen."""
     engine_id: _builtins.str
@@ -1045,6 +1091,8 @@ class Ready(_message.Message):
     weight_version: _builtins.str
     architecture: _builtins.str
     """Class of the model as its configuration names it, LlamaForCausalLM for example."""
+    embedding_dimensions: _builtins.int
+    """Length of the vectors that the task embed gives; 0 = this engine does not pool."""
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"priority": the engine serves by EngineCoreRequest.priority and client_class, not first come, first served.
@@ -1089,10 +1137,11 @@ class Ready(_message.Message):
         kv_cache_max_concurrency: _builtins.float = ...,
         weight_version: _builtins.str = ...,
         architecture: _builtins.str = ...,
+        embedding_dimensions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "boot_id", b"boot_id", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "dtype", b"dtype", "engine_id", b"engine_id", "features", b"features", "kv_cache_dtype", b"kv_cache_dtype", "kv_cache_max_concurrency", b"kv_cache_max_concurrency", "kv_cache_tokens", b"kv_cache_tokens", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "model", b"model", "num_blocks", b"num_blocks", "ping_interval_ms", b"ping_interval_ms", "ping_timeout_ms", b"ping_timeout_ms", "pipeline_parallel_size", b"pipeline_parallel_size", "protocol", b"protocol", "resumed", b"resumed", "revision", b"revision", "session_grace_ms", b"session_grace_ms", "state", b"state", "structured_output_kinds", b"structured_output_kinds", "tensor_parallel_size", b"tensor_parallel_size", "tokenizer_sha256", b"tokenizer_sha256", "version", b"version", "vocab_size", b"vocab_size", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "block_size", b"block_size", "boot_id", b"boot_id", "data_parallel_rank", b"data_parallel_rank", "data_parallel_size", b"data_parallel_size", "dtype", b"dtype", "embedding_dimensions", b"embedding_dimensions", "engine_id", b"engine_id", "features", b"features", "kv_cache_dtype", b"kv_cache_dtype", "kv_cache_max_concurrency", b"kv_cache_max_concurrency", "kv_cache_tokens", b"kv_cache_tokens", "max_logprobs", b"max_logprobs", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "max_queued_requests", b"max_queued_requests", "max_queued_tokens", b"max_queued_tokens", "model", b"model", "num_blocks", b"num_blocks", "ping_interval_ms", b"ping_interval_ms", "ping_timeout_ms", b"ping_timeout_ms", "pipeline_parallel_size", b"pipeline_parallel_size", "protocol", b"protocol", "resumed", b"resumed", "revision", b"revision", "session_grace_ms", b"session_grace_ms", "state", b"state", "structured_output_kinds", b"structured_output_kinds", "tensor_parallel_size", b"tensor_parallel_size", "tokenizer_sha256", b"tokenizer_sha256", "version", b"version", "vocab_size", b"vocab_size", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1163,7 +1212,10 @@ class RequestOutput(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     PREFILL_FIELD_NUMBER: _builtins.int
+    POOLED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
+    pooled: _builtins.bytes
+    """The answer to PoolingParams: little-endian float32 array. Comes with the finish, whose reason is STOP."""
     @_builtins.property
     def new_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1194,10 +1246,11 @@ class RequestOutput(_message.Message):
         prompt_logprobs: Global___Logprobs | None = ...,
         events: _abc.Iterable[Global___Event] | None = ...,
         prefill: Global___PrefillStats | None = ...,
+        pooled: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish", b"finish", "logprobs", b"logprobs", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "finish", b"finish", "handle", b"handle", "logprobs", b"logprobs", "new_token_ids", b"new_token_ids", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "finish", b"finish", "handle", b"handle", "logprobs", b"logprobs", "new_token_ids", b"new_token_ids", "pooled", b"pooled", "prefill", b"prefill", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

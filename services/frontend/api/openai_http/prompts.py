@@ -1,0 +1,32 @@
+"""What OpenAI calls a prompt or an input: one text, several, or token ids of one or several. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import FailFast, Field
+
+from frontend.api.openai_http.fields import UInt32
+
+
+class _FailFast(FailFast):
+    """Unions hash their members."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+_Strings = Annotated[list[str], _FailFast()]
+_TokenIds = Annotated[list[UInt32], _FailFast()]
+_TokenIdLists = Annotated[list[_TokenIds], _FailFast()]
+# In this order, and each given up at its first mistake: a prompt may have a hundred thousand ids.
+Prompts = Annotated[str | _Strings | _TokenIds | _TokenIdLists, Field(union_mode="left_to_right")]
+
+
+def as_list(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | list[list[int]]:
+    """Each of them by itself."""
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [given]
+    return given  # type: ignore[return-value]  # not ints, as the first is none
