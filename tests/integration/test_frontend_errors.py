@@ -111,11 +111,12 @@ async def test_a_caller_that_lost_its_stream_is_told_how_far_it_came(frontend: R
         num_tokens += len((await stream.next()).delta.token_ids)
     # A token counts when it is written, which may be after it was read.
     told = -1
-    while told != num_tokens:
-        failure = await failure_of(frontend.generation.Generate(request(request_id="same")))
-        assert failure.reason == "DUPLICATE_REQUEST"
-        told = int(failure.info.metadata["tokens_emitted"])
-        assert told <= num_tokens
+    async with asyncio.timeout(20):
+        while told != num_tokens:
+            failure = await failure_of(frontend.generation.Generate(request(request_id="same")))
+            assert failure.reason == "DUPLICATE_REQUEST"
+            told = int(failure.info.metadata["tokens_emitted"])
+            assert told <= num_tokens
     engine.may_step.set()
     assert (await stream.rest())[-1].HasField("finished")
 
