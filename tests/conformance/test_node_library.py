@@ -39,6 +39,33 @@ def test_the_example_says_what_failed() -> None:
     assert result.stderr.startswith("UNAVAILABLE")
 
 
+CANCELLING = """
+import { connect } from './index.js';
+
+const client = connect(process.argv[1]);
+const given = new AbortController();
+try {
+  for await (const { delta } of client.generateStream({ text: 'one two' }, { signal: given.signal })) {
+    if (delta) given.abort();
+  }
+} catch (error) {
+  console.log(error.code);
+}
+const unary = client.generate({ text: 'one' }, { signal: AbortSignal.timeout(100) });
+await unary.catch((error) => console.log(error.code));
+await client.generate({ text: 'one' }, { signal: AbortSignal.abort() }).catch((error) => console.log(error.code));
+client.close();
+"""
+
+
+def test_a_signal_cancels_its_call() -> None:
+    with fake_public_server.running() as server:
+        server.hangs = True
+        result = run("--input-type=module", "--eval", CANCELLING, server.target)
+        assert result.stdout.split() == ["CANCELLED"] * 3, result.stderr
+        assert server.was_cancelled.wait(20)
+
+
 def test_its_package_is_complete(tmp_path: Path) -> None:
     npm = skips.require_program("npm", how="make system-deps")
     subprocess.run(
