@@ -91,7 +91,8 @@ export class Client {
     return maxResumes > 0 ? resumed(open, request, options, maxResumes) : open(request, options);
   }
 
-  #unary(service, method, request, options = {}) {
+  async #unary(service, method, request, options = {}) {
+    refuseCancelled(options);
     const { path, requestSerialize, responseDeserialize } = methodOf(service, method);
     return new Promise((resolve, reject) => {
       const call = this.#channel.makeUnaryRequest(
@@ -113,6 +114,7 @@ export class Client {
   }
 
   async *#stream(service, method, request, options = {}) {
+    refuseCancelled(options);
     const { path, requestSerialize, responseDeserialize } = methodOf(service, method);
     const call = this.#channel.makeServerStreamRequest(
       path,
@@ -150,10 +152,13 @@ const tellTrailers = (call, { onTrailers }) => {
   if (onTrailers) call.on('status', ({ metadata }) => onTrailers(textOf(metadata)));
 };
 
+const refuseCancelled = ({ signal }) => {
+  if (signal?.aborted) throw new CallError('CANCELLED', 'cancelled by the caller');
+};
+
 /** Cancel the call when the signal fires; what is returned undoes the connection. */
 const cancelBySignal = (call, signal) => {
   const cancel = () => call.cancel();
-  if (signal?.aborted) cancel();
   signal?.addEventListener('abort', cancel);
   return () => signal?.removeEventListener('abort', cancel);
 };

@@ -18,6 +18,7 @@ from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs, Fi
 from engine_core.scheduler.request import Request
 from engine_core.session import Session, SessionError
 from engine_core.utility_wire import decode_operation
+from stepwire import tracing
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.errors import StepwireError
 
@@ -77,6 +78,8 @@ class InputThread:
     def _preprocess(self, message: pb.EngineCoreRequest) -> Request | None:
         if not self._session.open_request(message.handle):
             return None
+        if message.traceparent:
+            self._begin_trace(message)
         try:
             request = wire.decode_request(self._session.session_id, message, self._proc.core.clock())
             error = self._proc.core.preprocess_add_request(request)
@@ -93,6 +96,10 @@ class InputThread:
         now = self._proc.core.clock()
         self._session.outbox.put(EngineCoreOutputs(self._proc.progress.num_steps, now, [output]))
         return None
+
+    def _begin_trace(self, message: pb.EngineCoreRequest) -> None:
+        context = ((tracing.TRACEPARENT, message.traceparent), (tracing.TRACESTATE, message.tracestate))
+        self._session.traces.begin(message.handle, message.request_id, context)
 
     def _ping(self, ping: pb.Ping) -> None:
         if ping.through_step_loop:

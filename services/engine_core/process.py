@@ -36,7 +36,7 @@ from engine_core.shutdown import ShutdownController
 from engine_core.startup import ModelLoader, start_engine
 from engine_core.step_progress import StepProgress
 from engine_core.wire import FrameEncoder
-from stepwire import grpc_options
+from stepwire import grpc_options, tracing
 from stepwire.engine.v1 import engine_core_pb2_grpc
 from stepwire.errors import StepwireError
 from stepwire.grpc_server import bind, enable_reflection
@@ -77,9 +77,16 @@ class EngineProcess:
     def run(self) -> int:
         """Serve until told to end; returns the exit code. Raises BindError when a port is taken."""
         owner.listen_for_signals(self._shutdown.request)
+        boot_id = uuid.uuid4().hex
+        self._end_tracing = tracing.start(
+            "stepwire-engine-core",
+            boot_id,
+            endpoint=self._settings.otlp_endpoint,
+            sample_ratio=self._settings.trace_sample_ratio,
+        )
         port = bind(self._server, self._settings.host, self._settings.port, self._settings.tls)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{port}"
-        servicer = self._make_servicer(engine_id)
+        servicer = self._make_servicer(engine_id, boot_id)
         collector = EngineCollector(self._lifecycle, self._sessions, engine_id)
         metrics_port = self._serve_metrics(collector)
         self._lifecycle.listen(self._health.on_state)
@@ -91,10 +98,10 @@ class EngineProcess:
         owner.ignore_signals()
         return exit_code
 
-    def _make_servicer(self, engine_id: str) -> EngineCoreServicer:
+    def _make_servicer(self, engine_id: str, boot_id: str) -> EngineCoreServicer:
         encoder = FrameEncoder(
             engine_id,
-            uuid.uuid4().hex,
+            boot_id,
             self._lifecycle,
             self._progress,
             self._clock,
@@ -252,6 +259,7 @@ class EngineProcess:
         timer.daemon = True
         # Never cancelled: what comes after this, up to the end of the process, is bounded by it too.
         timer.start()
+        self._end_tracing()
         if self._proc is not None:
             self._proc.core.shutdown()
         gc.unfreeze()

@@ -18,12 +18,13 @@ from engine_core.input_thread import InputThread
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import EngineCoreDead, OutputMessage
 from engine_core.output_queue import OutputQueue
+from engine_core.request_traces import RequestTraces
 from engine_core.resolved_config import ResolvedConfig
 from engine_core.scheduler.output import EngineCoreOutputs
 from engine_core.session import Session, SessionError
 from engine_core.sessions import Sessions
 from engine_core.wire import PROTOCOL_VERSION, FrameEncoder
-from stepwire import tokenizer_archive
+from stepwire import tokenizer_archive, tracing
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.engine.v1 import engine_core_pb2_grpc
 from stepwire.errors import InvalidRequestError, OverloadedError, StepwireError, UnavailableError
@@ -54,6 +55,7 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
         self._proc: EngineCoreProc | None = None
         self._tokenizer_archive = b""
         self._start_failure: EngineCoreDead | None = None
+        self._wall_clock = tracing.WallClock()
         # A stream holds a thread of the server for its life; health must always find one.
         self._stream_permits = threading.BoundedSemaphore(MAX_STREAMS)
 
@@ -138,7 +140,7 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
 
     def _open(self, hello: pb.Hello, context: grpc.ServicerContext) -> Session:
         outbox = self._output_queue.attach(hello.session_id)
-        session = Session(hello.session_id, hello.client_id, outbox)
+        session = Session(hello.session_id, hello.client_id, outbox, RequestTraces(self._wall_clock))
         replaced = self._sessions.open(session)
         if replaced is not None:
             replaced.fail(SessionError("SESSION_REPLACED", "another stream was opened with the same session id"))

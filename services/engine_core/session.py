@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from engine_core.messages import OutputMessage
 from engine_core.output_queue import Outbox
+from engine_core.request_traces import RequestTraces
 from engine_core.scheduler.output import EngineCoreOutputs
 from engine_core.scheduler.request import RequestKey
 
@@ -26,10 +27,11 @@ class SessionError:
 class Session:
     """Open requests and the end of one stream."""
 
-    def __init__(self, session_id: str, client_id: str, outbox: Outbox) -> None:
+    def __init__(self, session_id: str, client_id: str, outbox: Outbox, traces: RequestTraces) -> None:
         self.session_id = session_id
         self.client_id = client_id
         self.outbox = outbox
+        self.traces = traces
         self.batch_seq = 0
         # Ends the RPC from outside its thread.
         self.cancel_stream: Callable[[], object] = outbox.end
@@ -61,6 +63,7 @@ class Session:
         """Called before a message is written: its finishes close requests, and the last one may end a goodbye."""
         if not isinstance(message, EngineCoreOutputs):
             return
+        self.traces.note(message.outputs, message.time)
         ended = [output.key[1] for output in message.outputs if output.finish is not None]
         if not ended:
             return
@@ -81,6 +84,7 @@ class Session:
     def close(self) -> list[RequestKey]:
         """The stream is over; returns the keys it leaves behind, for the caller to abort."""
         self.outbox.close()
+        self.traces.close()
         with self._lock:
             self._is_closed = True
             return [(self.session_id, handle) for handle in sorted(self._live)]

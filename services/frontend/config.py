@@ -27,6 +27,7 @@ class FrontendSettings(Settings):
     host: str = Field("127.0.0.1", description="Address of the public ports (gRPC, HTTP) and of the metrics port.")
     port: int = Field(50051, ge=0, le=65535, description="Public gRPC port; 0 = any free one.")
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the OpenAI-compatible HTTP API; 0 = off.")
+    chat_page: bool = Field(False, description="Serve a page to chat in a browser at /chat/ of the HTTP port.")
     tls_cert_file: Path | None = Field(
         None,
         description="PEM chain of the public and admin ports; they then speak TLS alone. Read again when changed.",

@@ -23,6 +23,7 @@ from frontend.input_processor.processor import DEADLINE_MARGIN_S
 from frontend.metrics import ModelMetrics
 from frontend.output_collector import OutputCollector
 from frontend.request_observer import RequestObserver
+from frontend.request_trace import RequestTrace
 from frontend.serving_model import ServingModel
 from stepwire.errors import RequestFailedError, StepwireError, UnavailableError
 
@@ -67,6 +68,7 @@ class Generation:
         self._metrics_of = metrics_of
         self._arrival = time.monotonic()
         self._observer: RequestObserver | None = None
+        self.trace = RequestTrace(request_id)
 
     def submit(self, processed: ProcessedRequest, rank: int | None = None) -> None:
         """Send every choice to an engine, to one of this rank if the caller has named it.
@@ -81,6 +83,7 @@ class Generation:
             self.caller.use.take_prompt(num_prompt_tokens)
         # What the caller claims counts only where its token has no class.
         processed.template.client_class = self.caller.client_class or processed.template.client_class
+        self.trace.submitted(processed)
         num_bytes = processed.size_for_engine()
         handles = self._pool.draw_handles(processed.num_choices)
         self._pool.submit(
@@ -103,6 +106,7 @@ class Generation:
             self.is_admitted = True
             # A refused request may have moved to another engine.
             self.engine = self._pool.engine_of(self.handles[0]) or self.engine
+        self.trace.observe(items)
         if self._observer is not None:
             self._observer.observe(items, time.monotonic())
         return items
@@ -157,6 +161,7 @@ class Generation:
         self._permit.release()
         if self._observer is not None:
             self._observer.close(finished_reason, time.monotonic())
+        self.trace.close(self.engine_id, self.collector, finished_reason)
         if self.collector is None:
             return self.handles
         if self.caller.use is not None:

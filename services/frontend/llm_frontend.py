@@ -123,6 +123,8 @@ class LLMFrontend:
             else:
                 error = as_stepwire_error(caught, request_id)
             finished_reason = self._count_failure(error, generation)
+            if generation is not None:
+                generation.trace.fail(error)
             raise with_facts(error, request_id, generation) from caught
         finally:
             if generation is not None:

@@ -22,6 +22,7 @@ from frontend.http_server import HttpServer
 from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
 from frontend.server import PublicServer
+from stepwire import tracing
 from stepwire.listen_address import join
 from stepwire.metrics import serve_http
 
@@ -46,6 +47,12 @@ class FrontendProcess:
             expect_model=settings.expect_model,
             tls=settings.engine_tls,
             tls_server_name=settings.engine_tls_server_name,
+        )
+        self._end_tracing = tracing.start(
+            "stepwire-frontend",
+            identity.session_id,
+            endpoint=settings.otlp_endpoint,
+            sample_ratio=settings.trace_sample_ratio,
         )
         self.metrics = FrontendMetrics()
         self._changed = asyncio.Event()
@@ -132,6 +139,8 @@ class FrontendProcess:
             task.cancel()
         await asyncio.wait(self._background)
         self._close_metrics()
+        # It sends what is left, and may have to wait for the receiver.
+        await asyncio.to_thread(self._end_tracing)
         logger.info("stopped")
 
     def _is_ready(self) -> bool:

@@ -20,6 +20,7 @@ from frontend.api.generation import GenerationService
 from frontend.api.malformed_requests import MalformedRequestInterceptor
 from frontend.api.models import ModelService
 from frontend.api.tokenization import TokenizationService
+from frontend.api.tracing import TracingInterceptor
 from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
 from stepwire import grpc_options, grpc_server
@@ -57,6 +58,7 @@ class PublicServer:
         self._server = grpc.aio.server(
             interceptors=[
                 CountingInterceptor(metrics),
+                TracingInterceptor(),
                 AuthorizingInterceptor(frontend.gate),
                 MalformedRequestInterceptor(),
             ],

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
 
 ENV_PREFIX = "STEPWIRE_"
@@ -23,7 +23,7 @@ S = TypeVar("S", bound="Settings")
 
 
 class Settings(BaseSettings):
-    """Frozen settings; subclasses declare the fields with a description each."""
+    """Frozen settings; subclasses declare the fields with a description each. Here are those of every service."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -35,6 +35,17 @@ class Settings(BaseSettings):
         cli_hide_none_type=True,
         # A mistake raises SettingsError instead of printing a page of usage above the one sentence that matters.
         cli_exit_on_error=False,
+    )
+
+    otlp_endpoint: str = Field(
+        "",
+        description="Where traces go, OTLP over gRPC: http://host:port; empty = OTEL_EXPORTER_OTLP_ENDPOINT, if set.",
+    )
+    trace_sample_ratio: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Share of requests traced, where the caller has not decided; unset = OTEL_TRACES_SAMPLER, or all.",
     )
 
     @classmethod
@@ -60,6 +71,11 @@ def set_default_variable(name: str, value: str) -> bool:
     if is_free:
         os.environ[name] = value
     return is_free
+
+
+def is_variable_set(name: str) -> bool:
+    """Whether the operator has set this variable of a library."""
+    return bool(os.environ.get(name))
 
 
 def user_cache_dir() -> Path:

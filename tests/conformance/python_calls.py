@@ -16,7 +16,7 @@ from stepwire.v1 import chat_service_pb2, generation_service_pb2, model_service_
 from stepwire_client import CallError, CallFacts, Credentials
 from stepwire_client.short_calls import CLIENT_CLASS_KEY
 
-MAX_RESUMES = 5
+MAX_RESUMES = 2
 
 
 def same(answer: Any) -> Any:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tarfile
+from pathlib import Path
 
+import skips
 from conformance.runners import ROOT, node_program
 from fakes import fake_public_server
 
 LIBRARY = ROOT / "clients" / "node"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, directory: Path = LIBRARY) -> subprocess.CompletedProcess[str]:
     command = [*node_program("@grpc/grpc-js"), *arguments]
-    return subprocess.run(command, cwd=LIBRARY, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=60)
 
 
 def test_its_own_tests_pass() -> None:
@@ -34,6 +37,49 @@ def test_the_example_says_what_failed() -> None:
     result = run("example.js", "x", "127.0.0.1:1")
     assert result.returncode == 1
     assert result.stderr.startswith("UNAVAILABLE")
+
+
+CANCELLING = """
+import { connect } from './index.js';
+
+const client = connect(process.argv[1]);
+const given = new AbortController();
+try {
+  for await (const { delta } of client.generateStream({ text: 'one two' }, { signal: given.signal })) {
+    if (delta) given.abort();
+  }
+} catch (error) {
+  console.log(error.code);
+}
+const unary = client.generate({ text: 'one' }, { signal: AbortSignal.timeout(100) });
+await unary.catch((error) => console.log(error.code));
+await client.generate({ text: 'one' }, { signal: AbortSignal.abort() }).catch((error) => console.log(error.code));
+client.close();
+"""
+
+
+def test_a_signal_cancels_its_call() -> None:
+    with fake_public_server.running() as server:
+        server.hangs = True
+        result = run("--input-type=module", "--eval", CANCELLING, server.target)
+        assert result.stdout.split() == ["CANCELLED"] * 3, result.stderr
+        assert server.was_cancelled.wait(20)
+
+
+def test_its_package_is_complete(tmp_path: Path) -> None:
+    npm = skips.require_program("npm", how="make system-deps")
+    subprocess.run(
+        [npm, "pack", "--silent", "--pack-destination", str(tmp_path)], cwd=LIBRARY, check=True, capture_output=True
+    )
+    (archive,) = tmp_path.glob("*.tgz")
+    with tarfile.open(archive) as package:
+        package.extractall(tmp_path, filter="data")
+    (tmp_path / "node_modules").symlink_to(ROOT / "node_modules")
+    with fake_public_server.running() as server:
+        result = run("example.js", "one two", server.target, directory=tmp_path / "package")
+    assert result.stdout.startswith("ONE TWO"), result.stderr
+    # What was copied into the package is not left behind.
+    assert not (LIBRARY / "protos").exists()
 
 
 def test_its_dependencies_are_those_that_the_tests_use() -> None:

@@ -24,7 +24,7 @@ GONE = UnavailableError("the engine is gone", reason="ENGINE_DEAD", retry_after_
 MAX_RESUMES = 2
 
 
-@pytest.fixture(scope="module", params=["node", "go", "cpp"])
+@pytest.fixture(scope="module", params=["python", "python-aio", "node", "go", "cpp"])
 def started(request: pytest.FixtureRequest) -> Iterator[tuple[FragileServer, Runner]]:
     with fragile_server.running() as server, runners.start(request.param, server.target) as runner:
         yield server, runner

@@ -96,6 +96,8 @@ class FakePublicServer(
                 if self.hangs:
                     gone.wait()
             yield Response(finished=self._finished(request, choice))
+        if error is not None:
+            abort_sync(context, error)
 
     def Generate(self, request, context):
         with self._lock:

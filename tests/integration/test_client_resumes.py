@@ -90,6 +90,15 @@ async def test_a_server_that_knows_the_request_still_is_told_to_end_it(server):
     assert server.aborted == ["r1", "r1"]
 
 
+async def test_a_break_behind_the_end_takes_nothing_away(server):
+    server.breaks = [(100, DEATH)] * 2
+    with Client(server.target) as client:
+        check_answer(list(client.generate_stream(REQUEST, max_resumes=2)))
+    async with AsyncClient(server.target) as client:
+        check_answer([event async for event in client.generate_stream(REQUEST, max_resumes=2)])
+    assert len(server.requests) == 2
+
+
 def test_several_choices_are_refused_before_any_call(server):
     request = generation_service_pb2.GenerateRequest(text="x", sampling={"n": 2})
     with Client(server.target) as client, pytest.raises(ValueError, match="2 choices"):

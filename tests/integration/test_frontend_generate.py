@@ -203,3 +203,25 @@ async def test_the_engine_gets_the_time_limit_of_the_call_less_the_way_back(
     # On its way a limit of 30 s is rounded up to the next tenth.
     assert 29_000_000 < timed.deadline_in_us <= 30_100_000 - 50_000
     assert endless.deadline_in_us == 0
+
+
+async def test_fields_of_a_newer_client_are_ignored(frontend: RunningFrontend):
+    # Number 999, of the kind that has a length.
+    unknown = b"\xba\x3e\x01x"
+    generate = frontend.channel.unary_unary(
+        "/stepwire.v1.GenerationService/Generate",
+        request_serializer=lambda message: message.SerializeToString() + unknown,
+        response_deserializer=generation_service_pb2.GenerateResponse.FromString,
+    )
+    assert (await generate(request("hello world", max_tokens=2))).completions[0].text == "hello world"
+
+
+async def test_accepted_comes_before_the_prefill(frontend: RunningFrontend, engine: FakeEngine):
+    engine.may_step.clear()
+    stream = frontend.stream(request(sampling={"temperature": 1.0, "seed": 9}))
+    assert (await stream.next()).accepted.seed == 9
+    drawn = frontend.stream(request(sampling={"temperature": 1.0}))
+    assert (await drawn.next()).accepted.seed == engine.adds[1].sampling.seed
+    engine.may_step.set()
+    assert (await stream.rest())[-1].HasField("finished")
+    assert (await drawn.rest())[-1].HasField("finished")

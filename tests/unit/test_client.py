@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import grpc
 import pytest
@@ -11,7 +12,7 @@ from fakes import fake_public_server
 from fakes.fake_public_server import FakePublicServer
 from stepwire.errors import FieldViolation, InvalidRequestError, OverloadedError, UnavailableError
 from stepwire.v1 import chat_service_pb2, generation_service_pb2
-from stepwire_client import CallError, Client
+from stepwire_client import CallError, CallFacts, Client
 
 REQUEST = generation_service_pb2.GenerateRequest(text="one two three")
 CHAT = chat_service_pb2.ChatRequest(messages=[{"role": chat_service_pb2.ROLE_USER, "content": [{"text": "one two"}]}])
@@ -89,6 +90,20 @@ def test_overload_is_retryable_and_says_when(client, server):
     assert caught.value.details.retry_after_s == 2.5
 
 
+def test_what_a_server_says_beside_the_answer_is_there_for_the_asking(client, server):
+    server.headers, server.trailers = (("x-engine-id", "e1"),), (("endpoint-load-metrics", "text"),)
+    for ask in (lambda **more: list(client.generate_stream(REQUEST, **more)), partial(client.generate, REQUEST)):
+        facts = CallFacts()
+        ask(facts=facts)
+        assert (facts.headers["x-engine-id"], facts.trailers["endpoint-load-metrics"]) == ("e1", "text")
+    server.error = OverloadedError("full", retry_after_ms=2500)
+    facts = CallFacts()
+    with pytest.raises(CallError) as caught:
+        list(client.generate_stream(REQUEST, facts=facts))
+    assert facts.trailers["grpc-retry-pushback-ms"] == "2500"
+    assert caught.value.details.pushback_ms == 2500
+
+
 def test_details_that_belong_to_another_status_are_left_out(client, server):
     server.status_over_error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "replaced on the way")
     server.error = InvalidRequestError.of_field("text", "is empty")
@@ -145,3 +160,4 @@ def test_a_chat_that_fails(client, server):
 def test_the_prompt_of_a_chat_and_the_files_of_the_tokenizer(client):
     assert client.render_chat(CHAT).text == "<one two>"
     assert client.tokenizer_archive() == b"PKzip"
+    assert list(client.detokenize([[97, 98], []]).texts) == ["ab", ""]

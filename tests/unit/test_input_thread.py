@@ -9,13 +9,15 @@ from engine_core.core_proc import EngineCoreProc
 from engine_core.input_thread import InputThread
 from engine_core.messages import Add
 from engine_core.output_queue import OutputQueue
+from engine_core.request_traces import RequestTraces
 from engine_core.session import Session
 from running_engine import engine_request
 from stepwire.engine.v1 import engine_core_pb2 as pb
+from stepwire.tracing import WallClock
 
 
 def make_session() -> Session:
-    return Session("session", "client", OutputQueue(lambda: 0.0).attach("session"))
+    return Session("session", "client", OutputQueue(lambda: 0.0).attach("session"), RequestTraces(WallClock()))
 
 
 def make_proc() -> Mock:

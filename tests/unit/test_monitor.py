@@ -13,9 +13,11 @@ from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import DeathCause, Pong
 from engine_core.monitor import Monitor
 from engine_core.output_queue import OutputQueue
+from engine_core.request_traces import RequestTraces
 from engine_core.session import Session
 from engine_core.sessions import Sessions
 from engine_core.step_progress import StepProgress
+from stepwire.tracing import WallClock
 
 
 class World:
@@ -87,7 +89,7 @@ def test_a_shutdown_that_the_loop_does_not_follow_is_ended(world: World) -> None
 
 def test_a_session_that_does_not_read_is_failed_and_then_cancelled(world: World) -> None:
     outbox = world.proc.output_queue.attach("slow")
-    session = Session("slow", "client", outbox)
+    session = Session("slow", "client", outbox, RequestTraces(WallClock()))
     session.cancel_stream = Mock()
     world.sessions.open(session)
     world.proc.output_queue.put("slow", Pong(1, False, 0))

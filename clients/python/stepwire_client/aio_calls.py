@@ -66,6 +66,8 @@ async def resuming(
         except DivergedError:
             continue
         except CallError as error:
+            if resumable.is_finished:
+                return
             delay_s = resumable.delay_after(error)
         if resumable.request_id_to_abort:
             # Where the server can not be reached, it has noticed as well.

@@ -72,11 +72,13 @@ class Client:
     ) -> Generator[generation_service_pb2.GenerateStreamResponse, None, None]:
         """Accepted, then deltas, then one Finished per choice. Closing the generator aborts the request.
 
-        With `max_resumes` up to so many calls more are made when the stream breaks with UNAVAILABLE, or because the
-        caller read too slowly: the answer goes on where it broke, greedy or sampled, with one Accepted, messages
-        numbered without a gap, and usage of the whole answer; timings are the last call's. Waits as the server advises,
-        and never beyond `timeout_s`. A cancelled request is never resumed: somebody wanted its end. Nor are several
-        choices: the API resumes one sequence of tokens, so n > 1 is a ValueError.
+        With `max_resumes` up to so many calls more are made when the stream breaks with UNAVAILABLE after Accepted, or
+        because the caller read too slowly: the answer goes on where it broke, greedy or sampled, with one Accepted,
+        messages numbered without a gap, and usage of the whole answer; timings are the last call's. Waits as the server
+        advises, and never beyond `timeout_s`.
+
+        A cancelled request is never resumed: somebody wanted its end. Nor are several choices: the API resumes one
+        sequence of tokens, so n > 1 is a ValueError.
         """
         return self._stream(self._generation.GenerateStream, request, timeout_s, max_resumes, metadata, facts)
 

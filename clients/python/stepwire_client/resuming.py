@@ -61,6 +61,8 @@ class ResumableStream(Generic[Request, Response]):
             raise ValueError(f"an answer of {self._request.sampling.n} choices can not be resumed, only one of 1")
         self._shows_token_ids = self._request.output.token_ids
         self._request.output.token_ids = True
+        # Whatever happens to the stream from then on, the answer is whole.
+        self.is_finished = False
         self._max_resumes = max_resumes
         self._num_resumes = 0
         self._error: CallError | None = None
@@ -104,8 +106,11 @@ class ResumableStream(Generic[Request, Response]):
                 # It would come again with the next call.
                 self._request.output.ClearField("prompt_logprobs")
                 is_new = True
-            case _:
+            case "finished":
                 self._take_finished(event.finished)
+                is_new = self.is_finished = True
+            case _:
+                # Of a newer server.
                 is_new = True
         if not is_new:
             return ()
@@ -136,12 +141,11 @@ class ResumableStream(Generic[Request, Response]):
         return ABORT_TIMEOUT_S if remaining is None else min(ABORT_TIMEOUT_S, remaining)
 
     def _is_worth_it(self, error: CallError) -> bool:
-        if (error.details.pushback_ms or 0) < 0:
+        # Before Accepted nothing was begun that could go on: whether to ask at all is the caller's to say.
+        if self._accepted is None or (error.details.pushback_ms or 0) < 0:
             return False
-        if error.code is grpc.StatusCode.UNAVAILABLE:
+        if error.code is grpc.StatusCode.UNAVAILABLE or error.reason == "SLOW_CLIENT":
             return True
-        if error.reason == "SLOW_CLIENT":
-            return self._accepted is not None
         return self._num_resumes > 0 and error.reason in _WORTH_WAITING
 
     def _delay_s(self, error: CallError) -> float:

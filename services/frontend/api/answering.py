@@ -17,6 +17,7 @@ import grpc.aio
 
 from frontend.engine_client.pool import RANK_FIELD
 from frontend.generation import ClientGoneError
+from frontend.request_trace import set_error_type
 from stepwire.errors import InvalidRequestError, RequestFailedError, StepwireError
 from stepwire.grpc_errors import abort_with
 
@@ -67,6 +68,7 @@ def answers_errors(rpc: Rpc[Servicer, Request, Answer]) -> Rpc[Servicer, Request
 
 async def _end_with(context: Context, error: StepwireError) -> NoReturn:
     """Give the status to gRPC and end the handler, also when the client does not read and the status has to wait."""
+    set_error_type(error)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(STATUS_TIMEOUT_S):
             await abort_with(context, error)

@@ -5,8 +5,6 @@ Runs on the event loop. Methods that nobody serves share one label, or a strange
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from typing import Any, TypeAlias, cast
 import grpc
 import grpc.aio
 
+from frontend.api.rpc_ending import RpcEnding, watch_ending
 from frontend.metrics import UNKNOWN_METHOD, FrontendMetrics
 
 # Quoted: generic for type checkers only.
@@ -72,33 +71,9 @@ class CountingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     @contextmanager
     def _counting(self, method: str, context: Context) -> Iterator[None]:
         self._metrics.rpcs_started.labels(method).inc()
-        ending = _Ending()
+        ending = RpcEnding()
         try:
-            yield
-            ending.code = _code_of(context)
-        except (asyncio.CancelledError, GeneratorExit):
-            ending.code = _code_of(context) if context.done() else _code_of_cancel(context)
-            raise
-        except grpc.aio.AbortError:
-            ending.code = _code_of(context)
-            raise
+            with watch_ending(context, ending):
+                yield
         finally:
             self._metrics.rpcs_handled.labels(method, ending.code.name).inc()
-
-
-@dataclasses.dataclass(slots=True)
-class _Ending:
-    code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
-
-
-def _code_of_cancel(context: Context) -> grpc.StatusCode:
-    """The deadline cancels the handler just as the caller does."""
-    return grpc.StatusCode.DEADLINE_EXCEEDED if context.time_remaining() == 0 else grpc.StatusCode.CANCELLED
-
-
-def _code_of(context: Context) -> grpc.StatusCode:
-    """The code a handler has set; the context has an integer, and 0 when nothing was set."""
-    value: Any = context.code()
-    if isinstance(value, grpc.StatusCode):
-        return value
-    return next((code for code in grpc.StatusCode if code.value[0] == value), grpc.StatusCode.OK)

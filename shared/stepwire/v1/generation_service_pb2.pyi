@@ -69,7 +69,10 @@ class GenerateRequest(_message.Message):
     def kv(self) -> _common_pb2.KvOptions: ...
     @_builtins.property
     def resume_output_token_ids(self) -> _common_pb2.TokenIds:
-        """Output already delivered by a broken stream: it is prefilled after the prompt and counted as output."""
+        """Output already delivered by a broken stream: it is prefilled after the prompt and counted as output.
+        Generation goes on behind it even where it holds an end: whoever lacks Finished leaves out the last delta, which may
+        have been the last of the answer, and skips what comes again.
+        """
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from frontend.api.answering import request_id_of
 from frontend.api.openai_http.call import HttpCall
 from frontend.api.openai_http.errors import headers_of, status_of, to_body
+from frontend.request_trace import set_error_type
 from stepwire.errors import StepwireError
 
 Routes = TypeVar("Routes")
@@ -42,6 +43,7 @@ def answers_errors(handler: Answer) -> Callable[[Any, Request], Awaitable[Respon
 
 
 def error_response(error: StepwireError) -> Response:
+    set_error_type(error)
     return JSONResponse(to_body(error), status_of(error), headers_of(error))
 
 

@@ -16,10 +16,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from frontend.api.openai_http.answering_http import error_response
+from frontend.api.openai_http.chat_page_files import ChatPage
 from frontend.api.openai_http.counting_http import CountingMiddleware
 from frontend.api.openai_http.errors import CLIENT_CLOSED_REQUEST, error_body, http_phrase
 from frontend.api.openai_http.generation_routes import GenerationRoutes
 from frontend.api.openai_http.service_routes import ServiceRoutes
+from frontend.api.openai_http.tracing_http import TracingMiddleware
 from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
 from stepwire import __version__
@@ -30,15 +32,23 @@ logger = logging.getLogger(__name__)
 
 def build_app(frontend: LLMFrontend, metrics: FrontendMetrics, is_ready: Callable[[], bool]) -> CountingMiddleware:
     """Everything that is served over HTTP. `is_ready` is what /health says."""
-    app = FastAPI(title="stepwire", version=__version__, summary="OpenAI-compatible API of a stepwire frontend")
+    app = FastAPI(
+        title="stepwire",
+        version=__version__,
+        summary="OpenAI-compatible API of a stepwire frontend",
+        # Its own spans would stand between a caller's and ours.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     generation, service = GenerationRoutes(frontend), ServiceRoutes(frontend, is_ready)
     app.include_router(generation.router)
     app.include_router(service.router)
+    if frontend.settings.chat_page:
+        app.mount("/chat", ChatPage())
     _describe_bodies(app, [*generation.body_types, *service.body_types])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _unexpected)
-    return CountingMiddleware(app, metrics)
+    return CountingMiddleware(TracingMiddleware(app), metrics)
 
 
 def _describe_bodies(app: FastAPI, body_types: list[Any]) -> None:

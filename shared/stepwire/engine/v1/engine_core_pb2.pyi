@@ -403,6 +403,8 @@ class EngineCoreRequest(_message.Message):
     AGE_US_FIELD_NUMBER: _builtins.int
     DEADLINE_IN_US_FIELD_NUMBER: _builtins.int
     QUEUE_DEADLINE_IN_US_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     RESUME_OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CLIENT_CLASS_FIELD_NUMBER: _builtins.int
     REPETITION_DETECTION_FIELD_NUMBER: _builtins.int
@@ -429,6 +431,9 @@ class EngineCoreRequest(_message.Message):
     """Time left until the caller's deadline; 0 = none. The engine aborts the request when it has passed."""
     queue_deadline_in_us: _builtins.int
     """Time left in which the request must be scheduled for the first time; 0 = none."""
+    traceparent: _builtins.str
+    """W3C trace context of the frontend's engine span; empty = the request is in no trace."""
+    tracestate: _builtins.str
     resume_output_token_ids: _builtins.bytes
     """Little-endian uint32 array: prefilled after the prompt, counted as output, never sent back."""
     client_class: _builtins.str
@@ -471,13 +476,15 @@ class EngineCoreRequest(_message.Message):
         age_us: _builtins.int = ...,
         deadline_in_us: _builtins.int = ...,
         queue_deadline_in_us: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
         resume_output_token_ids: _builtins.bytes = ...,
         client_class: _builtins.str = ...,
         repetition_detection: _common_pb2.StopConditions.RepetitionDetection | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "repetition_detection", b"repetition_detection", "sampling", b"sampling", "structured_output", b"structured_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age_us", b"age_us", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "client_class", b"client_class", "deadline_in_us", b"deadline_in_us", "eos_token_ids", b"eos_token_ids", "handle", b"handle", "ignore_eos", b"ignore_eos", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_in_us", b"queue_deadline_in_us", "repetition_detection", b"repetition_detection", "request_id", b"request_id", "resume_output_token_ids", b"resume_output_token_ids", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "age_us", b"age_us", "bypass_prefix_cache", b"bypass_prefix_cache", "cache_salt", b"cache_salt", "client_class", b"client_class", "deadline_in_us", b"deadline_in_us", "eos_token_ids", b"eos_token_ids", "handle", b"handle", "ignore_eos", b"ignore_eos", "logprob_token_ids", b"logprob_token_ids", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "queue_deadline_in_us", b"queue_deadline_in_us", "repetition_detection", b"repetition_detection", "request_id", b"request_id", "resume_output_token_ids", b"resume_output_token_ids", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "structured_output", b"structured_output", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -1,0 +1,137 @@
+"""What a trace shows of one request: attributes of the `llm_request` span, and its part that waits for an engine.
+
+Names are those of OpenTelemetry's conventions for generative AI.
+
+Owner: the task of its handler. Where the request is in no trace nothing is made; where it is not recorded here, the
+caller's context goes on to the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+
+from frontend.generation_events import ChoiceFinished, CollectorItem, Timings, Usage
+from frontend.input_processor import ProcessedRequest
+from frontend.output_collector import OutputCollector
+from stepwire import tracing
+from stepwire.errors import StepwireError
+
+if TYPE_CHECKING:
+    from opentelemetry.util.types import AttributeValue
+
+SPAN_NAME = "llm_request"
+ENGINE_SPAN_NAME = "engine_core.request"
+_NS_PER_S = 1_000_000_000
+
+
+def start_request_span(
+    parent: Context | None, attributes: Mapping[str, AttributeValue]
+) -> AbstractContextManager[Span]:
+    """The server span of one call, current in the block. It has no text of exceptions, which may quote a caller."""
+    return tracing.tracer.start_as_current_span(
+        SPAN_NAME, parent, SpanKind.SERVER, attributes, record_exception=False, set_status_on_exception=False
+    )
+
+
+def set_error_type(error: StepwireError) -> None:
+    """The call of the current span ends with this error."""
+    trace.get_current_span().set_attribute("error.type", error.reason)
+
+
+class RequestTrace:
+    """`submitted` when the request goes to an engine, `observe` with everything that comes, `close` at its end."""
+
+    def __init__(self, request_id: str) -> None:
+        self._span = trace.get_current_span()
+        self._span.set_attribute("gen_ai.request.id", request_id)
+        self._arrival = time.monotonic()
+        self._engine_span: Span = trace.INVALID_SPAN
+        self._finish_reasons: dict[int, str] = {}
+
+    def submitted(self, processed: ProcessedRequest) -> None:
+        """Put the context of a new span for the engine's work into the engine's message."""
+        if not self._span.get_span_context().is_valid:
+            return
+        self._engine_span = tracing.tracer.start_span(ENGINE_SPAN_NAME, kind=SpanKind.CLIENT)
+        template = processed.template
+        template.traceparent, template.tracestate = tracing.inject(self._engine_span)
+        if self._span.is_recording():
+            self._span.set_attributes(_request_attributes(processed))
+
+    def observe(self, items: Sequence[CollectorItem]) -> None:
+        """Take what the handler got."""
+        if self._span.is_recording():
+            self._finish_reasons.update(
+                (item.choice, item.reason.value) for item in items if isinstance(item, ChoiceFinished)
+            )
+
+    def fail(self, error: StepwireError) -> None:
+        """The request ends with this error."""
+        self._span.set_attribute("error.type", error.reason)
+        self._engine_span.set_attribute("error.type", error.reason)
+        self._engine_span.set_status(Status(StatusCode.ERROR))
+
+    def close(self, engine_id: str, collected: OutputCollector | None, finished_reason: str) -> None:
+        """`collected` is None when it never reached an engine; `finished_reason` goes for choices without an end."""
+        if self._span.is_recording() and collected is not None:
+            reasons = [self._finish_reasons[choice] for choice in sorted(self._finish_reasons)] or [finished_reason]
+            self._span.set_attributes(
+                {
+                    "stepwire.engine_id": engine_id,
+                    "gen_ai.response.finish_reasons": reasons,
+                    **_usage_attributes(collected.usage),
+                    **_latency_attributes(collected.timings, time.monotonic() - self._arrival),
+                }
+            )
+            self._engine_span.set_attribute("stepwire.engine_id", engine_id)
+        self._engine_span.end()
+
+
+def _request_attributes(processed: ProcessedRequest) -> dict[str, AttributeValue]:
+    sampling = processed.template.sampling
+    return {
+        "gen_ai.request.model": processed.model,
+        "gen_ai.response.model": processed.model,
+        "gen_ai.response.id": processed.request_id,
+        # All of them, 0 included: the engine's message has every default resolved.
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.max_tokens": processed.max_tokens,
+        "gen_ai.request.seed": processed.seed,
+        "gen_ai.request.n": processed.num_choices,
+        "gen_ai.request.choice.count": processed.num_choices,
+        "stepwire.priority": processed.template.priority,
+        "stepwire.client_class": processed.template.client_class,
+    }
+
+
+def _usage_attributes(usage: Usage) -> dict[str, AttributeValue]:
+    """Newer names and older ones, same numbers."""
+    return {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.prompt_tokens": usage.prompt_tokens,
+        "gen_ai.usage.completion_tokens": usage.completion_tokens,
+        "stepwire.cached_prompt_tokens": usage.cached_prompt_tokens,
+    }
+
+
+def _latency_attributes(timings: Timings, duration_s: float) -> dict[str, AttributeValue]:
+    """Seconds. The first is of this process's clock with the last, the others are differences of the engine's."""
+    return {
+        "gen_ai.latency.time_to_first_token": timings.ttft_ns / _NS_PER_S,
+        "gen_ai.latency.e2e": duration_s,
+        "gen_ai.latency.time_in_queue": timings.queued_ns / _NS_PER_S,
+        "gen_ai.latency.time_in_model_prefill": timings.prefill_ns / _NS_PER_S,
+        "gen_ai.latency.time_in_model_decode": timings.decode_ns / _NS_PER_S,
+        "gen_ai.latency.time_in_model_inference": (timings.prefill_ns + timings.decode_ns) / _NS_PER_S,
+        "stepwire.preemptions": timings.preemptions,
+    }
