@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -31,6 +33,19 @@ def source_files() -> list[str]:
 
 def test_map_and_tree_agree():
     assert sorted(listed_files()) == sorted(source_files())
+
+
+@pytest.mark.parametrize("client", ["node", "go", "cpp"])
+def test_map_and_clients_of_other_languages_agree(client: str):
+    section = TEXT.split(f"`clients/{client}/`\n")[1].split("\n### ")[0]
+    listed = re.findall(r"`([\w/.]+\.(?:js|ts|go|cc|h))`(?=[^|]* \|.* \|$)", section, re.MULTILINE)
+    root = ROOT / "clients" / client
+    files = {
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.suffix in (".js", ".ts", ".go", ".cc", ".h") and "node_modules" not in path.parts
+    }
+    assert sorted(listed) == sorted(files)
 
 
 def test_the_life_of_a_request_names_files_that_exist():

@@ -2,8 +2,8 @@
 //
 // When its stream breaks after Accepted (the server went away, or gave up on a client that was too slow) it is opened
 // again where it broke: with the tokens received so far and the seed of Accepted, so that the answer is the one of an
-// unbroken stream, sampled or not, and nothing comes twice. Only answers of one choice without an echo of the prompt can
-// be resumed. The timeout holds for all streams together; the timings are those of the last one.
+// unbroken stream, sampled or not, and nothing comes twice. Only answers of one choice, without an echo of the prompt,
+// can be resumed. The timeout holds for all streams together; the timings are those of the last one.
 #pragma once
 
 #include <chrono>
