@@ -26,15 +26,17 @@ def gateway_program() -> str:
 
 
 @contextmanager
-def running_gateway(frontend_port: int, model_dir: Path, log: Path) -> Iterator[str]:
+def running_gateway(
+    frontend_port: int, model_dir: Path, log: Path, *, policy: str = "round_robin", log_level: str = "warn"
+) -> Iterator[str]:
     """The base URL of its OpenAI-compatible API, once it is ready."""
     port = free_port()
     command = [
         *(gateway_program(), "launch", "--host", "127.0.0.1", "--port", str(port)),
         *("--worker-urls", f"grpc://127.0.0.1:{frontend_port}", "--backend", "vllm"),
-        *("--tokenizer-path", str(model_dir), "--policy", "round_robin"),
+        *("--tokenizer-path", str(model_dir), "--policy", policy),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())),
-        *("--health-check-interval-secs", "2", "--worker-startup-check-interval", "1", "--log-level", "warn"),
+        *("--health-check-interval-secs", "2", "--worker-startup-check-interval", "1", "--log-level", log_level),
         *("--disable-retries", "--disable-circuit-breaker"),
     ]
     with log.open("wb") as output:

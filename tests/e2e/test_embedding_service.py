@@ -5,7 +5,8 @@ Asked over gRPC, by OpenAI's client, and as gateways ask, who also follow what t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 120.0
 TOLERANCE = 1e-4
+WITHIN_S = 30.0
 SHORT = "Paris is the capital of France."
 # More than a step's share of prompts beside decodes, so that it is computed in chunks.
 LONG = "The quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 12
@@ -66,6 +68,13 @@ def expected(embedded_model_dir: Path) -> dict[str, np.ndarray]:
 
 def assert_close(found: object, expected: np.ndarray) -> None:
     np.testing.assert_allclose(np.array(found), expected, rtol=0, atol=TOLERANCE)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < give_up, "it did not become so"
+        time.sleep(0.1)
 
 
 def text_inputs(*texts: str) -> list[EmbedRequest.Input]:
@@ -120,13 +129,20 @@ def test_a_gateways_protocol_gives_vectors_and_what_the_cache_holds(
     feed.cancel()
 
 
-def test_the_smg_gateway_routes_embeddings(
+def test_the_smg_gateway_routes_embeddings_and_follows_the_cache(
     running: Running, expected: dict[str, np.ndarray], embedded_model_dir: Path, tmp_path: Path
 ) -> None:
     gateway_program()
+    log = tmp_path / "smg.log"
+    options = {"policy": "cache_aware", "log_level": "info"}
     with (
-        running_gateway(running.frontend.port, embedded_model_dir, tmp_path / "smg.log") as url,
+        running_gateway(running.frontend.port, embedded_model_dir, log, **options) as url,
         openai.OpenAI(base_url=url, api_key="any", max_retries=0, timeout=60) as client,
     ):
-        answer = client.embeddings.create(model=client.models.list().data[0].id, input=SHORT, encoding_format="float")
+        model = client.models.list().data[0].id
+        answer = client.embeddings.create(model=model, input=SHORT, encoding_format="float")
         assert_close(answer.data[0].embedding, expected[SHORT])
+        client.embeddings.create(model=model, input="New to the cache. " + LONG)
+        # In the gateway's own words.
+        for words in ("snapshot applied", "Learned block_size"):
+            wait_until(lambda words=words: words in log.read_text(errors="replace"))
