@@ -28,3 +28,5 @@ async def test_requests_cancelled_at_any_await_in_any_way(
             # Most were at work then, and did not get to their end.
             assert stack.engine.metric(r"requests_aborted_total\{.*client_cancelled.*\}") > NUM_REQUESTS / 20
             assert {end for end, _ in storm.ends} == set(ENDS)
+            # Who stays gets an answer.
+            assert {result for end, result in storm.ends if end == "none"} == {"OK", "200"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 _UNENFORCED = (
     "$anchor",
@@ -51,22 +52,57 @@ _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SCHEMAS = ("additionalItems", "additionalProperties", "items", "propertyNames", "unevaluatedItems")
 
 
-def unenforced(schema: Any, path: str = "#") -> Iterator[str]:
+def unenforced(schema: Any) -> Iterator[str]:
     """Each place of a parsed schema that could not be enforced, in words. Raises RecursionError for absurd depth."""
-    if not isinstance(schema, dict):
+    seen: set[int] = set()
+    yield from _of_schema(schema, "#", seen)
+    # Most point at what has been seen; others may point anywhere, as to `#/components/schemas/NAME`.
+    for reference in dict.fromkeys(_references(schema)):
+        yield from _of_schema(_target(schema, reference), reference, seen)
+
+
+def _of_schema(schema: Any, path: str, seen: set[int]) -> Iterator[str]:
+    """`seen`: identities of the objects that have been looked at; each is once, however many references there are."""
+    if not isinstance(schema, dict) or id(schema) in seen:
         return
+    seen.add(id(schema))
     for problem in _of_keywords(schema):
         yield f"{path}: {problem}"
     for name in _OF_SCHEMAS:
         if isinstance(schema.get(name), dict):
             for key, part in schema[name].items():
-                yield from unenforced(part, f"{path}/{name}/{key}")
+                yield from _of_schema(part, f"{path}/{name}/{key}", seen)
     for name in _LISTS_OF_SCHEMAS:
         if isinstance(schema.get(name), list):
             for index, part in enumerate(schema[name]):
-                yield from unenforced(part, f"{path}/{name}/{index}")
+                yield from _of_schema(part, f"{path}/{name}/{index}", seen)
     for name in _SCHEMAS:
-        yield from unenforced(schema.get(name), f"{path}/{name}")
+        yield from _of_schema(schema.get(name), f"{path}/{name}", seen)
+
+
+def _references(part: Any) -> Iterator[str]:
+    """All that point into the schema, wherever they stand."""
+    if isinstance(part, dict):
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            yield reference
+        part = list(part.values())
+    if isinstance(part, list):
+        for inner in part:
+            yield from _references(inner)
+
+
+def _target(schema: Any, reference: str) -> Any:
+    """What a JSON pointer in a URI points at; None when it is nothing, which the compiler refuses."""
+    for part in reference.split("/")[1:]:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and name.isdecimal() and int(name) < len(schema):
+            schema = schema[int(name)]
+        elif isinstance(schema, dict) and name in schema:
+            schema = schema[name]
+        else:
+            return None
+    return schema
 
 
 def _of_keywords(schema: dict[str, Any]) -> Iterator[str]:
@@ -78,22 +114,10 @@ def _of_keywords(schema: dict[str, Any]) -> Iterator[str]:
     reference = schema.get("$ref")
     if isinstance(reference, str) and not (reference == "#" or reference.startswith("#/")):
         yield "$ref can only point into the schema itself, as #/..."
-    elif isinstance(reference, str) and not _points_at_schema(reference):
-        yield "$ref can only point at a schema that stands where schemas do, such as #/$defs/..."
     if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:
         yield "allOf of several schemas is not supported"
     yield from _of_neighbours(schema)
     yield from _of_strings(schema)
-
-
-def _points_at_schema(reference: str) -> bool:
-    """Elsewhere nobody has looked for what can not be enforced."""
-    parts = iter(reference.split("/")[1:])
-    for part in parts:
-        has_names = part in _OF_SCHEMAS or part in _LISTS_OF_SCHEMAS
-        if not (part in _SCHEMAS or (has_names and next(parts, None) is not None)):
-            return False
-    return True
 
 
 def _of_neighbours(schema: dict[str, Any]) -> Iterator[str]:
