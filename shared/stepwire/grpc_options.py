@@ -28,8 +28,8 @@ SERVER: Options = [
 # The public port only: an age makes clients resolve DNS again. On the engine port it would kill the stream.
 PUBLIC_SERVER: Options = [
     *SERVER,
-    # Calls that came together and that the event loop has not taken up yet: above 1 000 gRPC by default ends some of them
-    # CANCELLED, before admission could refuse them with a reason and a time to come back.
+    # Calls that came together and that the event loop has not taken up yet: above 1 000 gRPC by default ends some of
+    # them CANCELLED, before admission could refuse them with a reason and a time to come back.
     ("grpc.server.max_pending_requests", 10_000),
     ("grpc.server.max_pending_requests_hard_limit", 10_000),
     ("grpc.max_connection_age_ms", 600_000),
