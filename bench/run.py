@@ -31,6 +31,7 @@ BENCHMARKS = (
     "worker_overhead",
     "service_overhead",
     "idle_streams",
+    "two_tenants",
     "serving_alone",
     "async_scheduling",
     "quality",
