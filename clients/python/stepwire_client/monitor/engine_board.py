@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from stepwire_client.monitor.panel import Board, Kind, Panel, Query, Row, Unit
 from stepwire_client.monitor.promql import (
-    buckets, largest, mean, nonzero, quantile, rate, ratio, select, total,
-)  # fmt: skip
+    buckets,
+    largest,
+    mean,
+    nonzero,
+    quantile,
+    rate,
+    ratio,
+    select,
+    total,
+)
 
 _E = "stepwire_engine_core_"
 _PHASES = f"{_E}step_phase_seconds_sum"

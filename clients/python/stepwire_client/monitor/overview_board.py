@@ -56,7 +56,7 @@ _SERVICE = Row(
         ),
         Panel(
             "Rejected by reason",
-            "Requests refused before they generated anything. QUEUE_FULL is overload, INVALID_ARGUMENT a caller's mistake.",
+            "Requests refused before they generated anything: QUEUE_FULL is overload, INVALID_ARGUMENT a mistake.",
             Unit.PER_SECOND,
             (Query(nonzero(rate(f"{_F}requests_rejected_total", "reason")), "{{reason}}"),),
             Kind.STACKED,

@@ -1,4 +1,4 @@
-"""What is shown of a server's metrics, apart from who draws it: Grafana (deploy/grafana) or `stepwire report`. Pure data."""
+"""What is shown of a server's metrics, whoever draws it: Grafana (deploy/grafana) or `stepwire report`. Pure data."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ _OF_REQUESTS = (
     "stepwire_frontend_time_to_first_token",
     "stepwire_frontend_inter_token_latency",
 )
+_OF_PROCESSES = ("process_", "stepwire_engine_core_gc_", "stepwire_engine_core_log_", "stepwire_engine_core_build_")
 _OF_ENGINES = (
     "stepwire_frontend_engine_",
     "stepwire_frontend_batch_gap",
@@ -79,7 +80,7 @@ def _variables(name: str) -> str:
     if name.startswith("stepwire:"):
         # Recorded by deploy/prometheus, for each model.
         return 'model_name=~"$model"'
-    if name.startswith("stepwire_engine_core_gc") or name.startswith(("process_", "stepwire_engine_core_build")):
+    if name.startswith(_OF_PROCESSES):
         return ""
     if name.startswith("stepwire_engine_core_"):
         return _ENGINE

@@ -1,0 +1,68 @@
+"""The dashboards of deploy/grafana: made from the panels, complete, and valid PromQL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from deploy.grafana import build
+from skips import require_program
+from stepwire_client.monitor.boards import BOARDS
+from stepwire_client.monitor.promql import VARIABLES, WINDOW
+
+PANELS = [panel for board in BOARDS for panel in board.panels()]
+
+
+def committed(board):
+    return json.loads(build.path_of(board).read_text(encoding="utf-8"))
+
+
+def drawn(board):
+    return [panel for panel in committed(board)["panels"] if panel["type"] != "row"]
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+def test_the_committed_dashboard_is_made_from_the_panels(board):
+    assert build.path_of(board).read_text(encoding="utf-8") == build.render(board), "run `make dashboards`"
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+def test_every_panel_has_a_unit_a_description_a_source_and_a_number(board):
+    for panel in drawn(board):
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+    numbers = [panel["id"] for panel in committed(board)["panels"]]
+    assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+def test_every_dashboard_has_the_variables_that_its_expressions_use(board):
+    names = {variable["name"] for variable in committed(board)["templating"]["list"]}
+    assert names == {"datasource", "model", "engine", "frontend"}
+
+
+def test_titles_are_unique():
+    titles = [panel.title for panel in PANELS]
+    assert len(set(titles)) == len(titles)
+
+
+def test_every_expression_is_valid(tmp_path):
+    promtool = require_program("promtool", how="apt-get install prometheus (make system-deps)")
+    rules = [
+        {"record": f"panel:{number}", "expr": query.expr.replace(WINDOW, "1m")}
+        for number, query in enumerate(query for panel in PANELS for query in panel.queries)
+    ]
+    path = tmp_path / "rules.yaml"
+    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run([promtool, "check", "rules", str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_expression_keeps_to_the_chosen_model_engine_or_frontend():
+    for panel in PANELS:
+        for query in panel.queries:
+            is_of_all = "process_" in query.expr or "engine_core_gc_pause" in query.expr
+            assert is_of_all or any(variable in query.expr for variable in VARIABLES[:3]), query.expr
