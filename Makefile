@@ -19,7 +19,7 @@ ARGS ?=
 BENCH ?=
 PYTEST ?= $(BIN)/pytest
 
-.PHONY: help install run demo test test-fast test-property golden-update check check-protos protos fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run demo test test-fast test-property golden-update check check-protos protos dashboards fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -69,6 +69,9 @@ protos: $(INSTALLED) ## Regenerate the committed stubs from protos/
 
 check-protos: $(INSTALLED) ## The stubs match protos/; buf lint, format and breaking changes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check-protos
+
+dashboards: $(INSTALLED) ## Write deploy/grafana/*.json from the panels of stepwire_client.monitor
+	@$(BIN)/python deploy/grafana/build.py
 
 bench: $(INSTALLED) ## Measure everything that needs no other engine, < 10 minutes (BENCH="model_step ..." = only these)
 	@$(BIN)/python -m bench.run $(BENCH)

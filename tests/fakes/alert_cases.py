@@ -58,10 +58,8 @@ def _pauses(name: str, bound: str, labels: str = "") -> Series:
     """A histogram of which everything lies below `bound`."""
     bounds = ("0.01", "0.02", "0.05", "0.1", "0.25", "+Inf")
     return {
-        f'{name}_bucket{_FE},le="{other}"{labels}}}': "0+10x60"
-        if bounds.index(other) >= bounds.index(bound)
-        else "0x60"
-        for other in bounds
+        f'{name}_bucket{_FE},le="{other}"{labels}}}': "0+10x60" if place >= bounds.index(bound) else "0x60"
+        for place, other in enumerate(bounds)
     }
 
 

@@ -1,4 +1,4 @@
-"""The rules of deploy/prometheus as promtool sees them: each alert fires when it should and is silent when it should be."""
+"""The rules of deploy/prometheus as promtool sees them: each alert fires when it should, and is silent otherwise."""
 
 from __future__ import annotations
 
