@@ -1,4 +1,4 @@
-"""The `stepwire` command: generate, chat, tokenize, models, health, bench, admin.
+"""The `stepwire` command: generate, chat, tokenize, models, health, bench, top, report, admin.
 
 Exit codes: 0 done, 1 the server refused or failed, 2 wrong usage, 130 interrupted (which aborts what was running).
 """
@@ -11,7 +11,16 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from stepwire_client import cli_admin, cli_bench, cli_chat, cli_credentials, cli_generate, cli_input, cli_printing
+from stepwire_client import (
+    cli_admin,
+    cli_bench,
+    cli_chat,
+    cli_credentials,
+    cli_generate,
+    cli_input,
+    cli_printing,
+    cli_top,
+)
 from stepwire_client import cli_options as opt
 from stepwire_client.cli_session import FAILED, connected
 from stepwire_client.client import DEFAULT_TARGET, GENERATION_SERVICE
@@ -26,6 +35,7 @@ app.callback()(cli_credentials.remember)
 app.command()(cli_generate.generate)
 app.command()(cli_chat.chat)
 app.command()(cli_bench.bench)
+app.command()(cli_top.top)
 app.add_typer(cli_admin.app, name="admin")
 
 Texts = Annotated[
