@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
@@ -60,16 +61,17 @@ def spark(values: Sequence[float]) -> str:
 
 
 def _engines(engines: dict[str, Change]) -> Table:
+    models = {change.now.label(_ENGINE_MARK, "model_name") for change in engines.values()}
     table = _table(
-        *("engine", "model", "state"),
-        *("running", "waiting", "oldest", "KV", "prefix hits", "prompt tok/s", "gen tok/s", "preempt/s", "step p99"),
+        f"engines of {', '.join(sorted(models))}",
+        *("engine", "state", "running", "wait-\ning", "oldest\nwaits", "KV\nused", "prefix\nhits"),
+        *("prompt\ntok/s", "gen\ntok/s", "pre-\nempt/s", "step\np99"),
     )
     for change in engines.values():
         now = change.now
         usage, oldest = now.value(f"{_E}kv_cache_usage_ratio"), now.value(f"{_E}oldest_waiting_seconds")
         table.add_row(
             now.label(_ENGINE_MARK, "engine_id"),
-            now.label(_ENGINE_MARK, "model_name"),
             _state(now.label(f"{_E}state", "state")),
             f"{now.value(f'{_E}requests_running'):.0f}",
             f"{now.value(f'{_E}requests_waiting'):.0f}",
@@ -88,8 +90,9 @@ def _engines(engines: dict[str, Change]) -> Table:
 
 def _frontends(frontends: dict[str, Change]) -> Table:
     table = _table(
-        *("frontend", "engines", "in flight", "RPC/s", "errors/s", "rejected/s"),
-        *("TTFT p50", "p99", "ITL p50", "p99", "request p99"),
+        "frontends",
+        *("frontend", "engines", "in\nflight", "RPC/s", "errors\n/s", "refused\n/s"),
+        *("TTFT\np50", "TTFT\np99", "ITL\np50", "ITL\np99", "request\np99"),
     )
     for name, change in frontends.items():
         now = change.now
@@ -115,8 +118,17 @@ def _frontends(frontends: dict[str, Change]) -> Table:
     return table
 
 
-def _table(*titles: str) -> Table:
-    return Table(*(Column(title, justify="left" if place < 1 else "right") for place, title in enumerate(titles)))
+def _table(title: str, *columns: str) -> Table:
+    """Narrow enough for a terminal of 80 columns; names are folded before figures are."""
+    name, *figures = (Text(column) for column in columns)
+    return Table(
+        Column(name, overflow="fold"),
+        *(Column(figure, justify="right", no_wrap=True) for figure in figures),
+        title=Text(title, style="bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+    )
 
 
 def _state(state: str) -> Text:
