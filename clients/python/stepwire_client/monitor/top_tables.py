@@ -64,7 +64,7 @@ def _engines(engines: dict[str, Change]) -> Table:
     models = {change.now.label(_ENGINE_MARK, "model_name") for change in engines.values()}
     table = _table(
         f"engines of {', '.join(sorted(models))}",
-        *("engine", "state", "running", "wait-\ning", "oldest\nwaits", "KV\nused", "prefix\nhits"),
+        *("engine", "state", "run-\nning", "wait-\ning", "oldest\nwaits", "KV\nused", "prefix\nhits"),
         *("prompt\ntok/s", "gen\ntok/s", "pre-\nempt/s", "step\np99"),
     )
     for change in engines.values():
@@ -91,8 +91,8 @@ def _engines(engines: dict[str, Change]) -> Table:
 def _frontends(frontends: dict[str, Change]) -> Table:
     table = _table(
         "frontends",
-        *("frontend", "engines", "in\nflight", "RPC/s", "errors\n/s", "refused\n/s"),
-        *("TTFT\np50", "TTFT\np99", "ITL\np50", "ITL\np99", "request\np99"),
+        *("frontend", "engines", "in\nflight", "RPC/s", "errors\n/s", "refus-\nals/s"),
+        *("TTFT\np50", "TTFT\np99", "ITL\np50", "ITL\np99", "all\np99"),
     )
     for name, change in frontends.items():
         now = change.now
@@ -127,7 +127,7 @@ def _table(title: str, *columns: str) -> Table:
         title=Text(title, style="bold"),
         title_justify="left",
         box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
+        padding=0,
     )
 
 
