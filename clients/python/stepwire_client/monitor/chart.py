@@ -15,7 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 66, 8, 8, 24
 # The page defines so many; more series repeat them.
 NUM_COLOURS = 8
 _INNER_WIDTH, _INNER_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-_MAX_BANDS = 12
+_MAX_LABELS = 12
 
 Points = Sequence[tuple[float, float]]
 
@@ -67,12 +67,14 @@ def _heatmap(panel: Panel, lines: Sequence[Line], span: Span) -> str:
     bands = _bands(lines)
     largest = max((count for _, counts in bands for count in counts.values()), default=0.0)
     height = _INNER_HEIGHT / max(1, len(bands))
+    every = -(-len(bands) // _MAX_LABELS)
     width = max(1.0, _INNER_WIDTH * span.step_s / (span.end_s - span.start_s))
     drawn = ""
     for place, (bound, counts) in enumerate(bands):
         y = HEIGHT - BOTTOM - (place + 1) * height
         name = f"≤ {axes.text_of(bound, panel.unit)}" if bound < float("inf") else "more"
-        drawn += f'<text class="t e" x="{LEFT - 6}" y="{y + height / 2 + 3:.1f}">{escape(name)}</text>'
+        if place % every == 0:
+            drawn += f'<text class="t e" x="{LEFT - 6}" y="{y + height / 2 + 3:.1f}">{escape(name)}</text>'
         drawn += "".join(
             f'<rect class="h" x="{_x(at, span):.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
             f'opacity="{0.12 + 0.88 * (count / largest) ** 0.5:.2f}"/>'
@@ -91,7 +93,7 @@ def _bands(lines: Sequence[Line]) -> list[tuple[float, dict[float, float]]]:
         bands.append((float(line.name), {at: max(0.0, count - below.get(at, 0.0)) for at, count in counts.items()}))
         below = counts
     used = [place for place, (_, counts) in enumerate(bands) if any(count > 0 for count in counts.values())]
-    return bands[used[0] : used[-1] + 1][:_MAX_BANDS] if used else bands[:1]
+    return bands[used[0] : used[-1] + 1] if used else bands[:1]
 
 
 def _states(panel: Panel, lines: Sequence[Line], span: Span) -> str:
@@ -129,11 +131,12 @@ def _y(value: float, top: float) -> float:
 
 
 def _value_axis(ticks: Sequence[float], unit: Unit) -> str:
-    return "".join(
-        f'<line class="g" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{_y(tick, ticks[-1]):.1f}" y2="{_y(tick, ticks[-1]):.1f}"/>'
-        f'<text class="t e" x="{LEFT - 6}" y="{_y(tick, ticks[-1]) + 3:.1f}">{escape(axes.text_of(tick, unit))}</text>'
-        for tick in ticks
-    )
+    drawn = ""
+    for tick in ticks:
+        y, text = _y(tick, ticks[-1]), escape(axes.text_of(tick, unit))
+        drawn += f'<line class="g" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        drawn += f'<text class="t e" x="{LEFT - 6}" y="{y + 3:.1f}">{text}</text>'
+    return drawn
 
 
 def _time_axis(span: Span) -> str:
