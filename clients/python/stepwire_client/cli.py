@@ -19,6 +19,7 @@ from stepwire_client import (
     cli_generate,
     cli_input,
     cli_printing,
+    cli_report,
     cli_top,
 )
 from stepwire_client import cli_options as opt
@@ -36,6 +37,7 @@ app.command()(cli_generate.generate)
 app.command()(cli_chat.chat)
 app.command()(cli_bench.bench)
 app.command()(cli_top.top)
+app.command("report")(cli_report.report_command)
 app.add_typer(cli_admin.app, name="admin")
 
 Texts = Annotated[

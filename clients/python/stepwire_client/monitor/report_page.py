@@ -10,7 +10,7 @@ from html import escape
 from stepwire_client.monitor import axes, chart
 from stepwire_client.monitor.boards import BOARDS
 from stepwire_client.monitor.chart import Line
-from stepwire_client.monitor.panel import Kind, Panel
+from stepwire_client.monitor.panel import Kind, Panel, Unit
 from stepwire_client.monitor.prometheus import Span
 
 # In a legend; the chart shows all.
@@ -18,10 +18,11 @@ _MAX_NAMES = 12
 
 _STYLE = """
 :root { color-scheme: light dark; --back: #f6f7f9; --card: #fff; --text: #1c2430; --dim: #667085; --grid: #e4e7ec;
-  --c0: #2563eb; --c1: #ea580c; --c2: #16a34a; --c3: #9333ea; --c4: #dc2626; --c5: #0891b2; --c6: #ca8a04; --c7: #64748b }
+  --c0: #2563eb; --c1: #ea580c; --c2: #16a34a; --c3: #9333ea; --c4: #dc2626; --c5: #0891b2;
+  --c6: #ca8a04; --c7: #64748b }
 @media (prefers-color-scheme: dark) { :root { --back: #11151c; --card: #1a202a; --text: #e6e9ef; --dim: #98a2b3;
-  --grid: #2b3340; --c0: #60a5fa; --c1: #fb923c; --c2: #4ade80; --c3: #c084fc; --c4: #f87171; --c5: #22d3ee; --c6: #facc15;
-  --c7: #94a3b8 } }
+  --grid: #2b3340; --c0: #60a5fa; --c1: #fb923c; --c2: #4ade80; --c3: #c084fc; --c4: #f87171; --c5: #22d3ee;
+  --c6: #facc15; --c7: #94a3b8 } }
 body { margin: 0 auto; max-width: 1480px; padding: 24px; background: var(--back); color: var(--text);
   font: 14px/1.45 system-ui, "DejaVu Sans", sans-serif }
 h1 { font-size: 22px; margin: 0 } h2 { font-size: 18px; margin: 32px 0 4px } h3 { font-size: 14px; margin: 0 }
@@ -31,9 +32,11 @@ h2 + p, .when { color: var(--dim); margin: 0 0 12px } h4 { margin: 20px 0 8px; f
 .panels { grid-template-columns: repeat(auto-fill, minmax(400px, 1fr)) }
 .tile, .panel { background: var(--card); border: 1px solid var(--grid); border-radius: 8px; padding: 12px }
 .tile b { display: block; font-size: 20px } .tile span, .panel p, .legend { color: var(--dim); font-size: 12px }
-.panel p { margin: 2px 0 8px } .none { padding: 56px 12px; text-align: center } .panel svg { width: 100%; display: block }
+.panel p { margin: 2px 0 8px } .none { padding: 56px 12px; text-align: center }
+.panel svg { width: 100%; display: block }
 .legend { margin-top: 6px; line-height: 1.6 } .legend span { margin-right: 12px; white-space: nowrap }
-.legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 4px; background: var(--c) }
+.legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 4px;
+  background: var(--c) }
 .l { fill: none; stroke: var(--c); stroke-width: 1.5; stroke-linejoin: round } .a { fill: var(--c); fill-opacity: .55 }
 .g { stroke: var(--grid); stroke-width: 1 } .t { fill: var(--dim); font-size: 10px } .e { text-anchor: end }
 .m { text-anchor: middle } .h { fill: var(--c0) } table { border-collapse: collapse } td, th { padding: 4px 16px 4px 0;
@@ -92,7 +95,7 @@ def _alerts(alerts: Sequence[Fired]) -> str:
         return "<h2>Alerts</h2><p>None fired, or the server does not evaluate deploy/prometheus/rules.yaml.</p>"
     rows = "".join(
         f"<tr><td>{escape(alert.name)}</td><td>{escape(alert.severity)}</td><td>{escape(alert.labels)}</td>"
-        f"<td>{axes.text_of(alert.duration_s, axes.Unit.SECONDS)}</td></tr>"
+        f"<td>{axes.text_of(alert.duration_s, Unit.SECONDS)}</td></tr>"
         for alert in alerts
     )
     head = "<tr><th>Alert</th><th>Severity</th><th>Of</th><th>Fired for</th></tr>"
