@@ -19,7 +19,7 @@ ARGS ?=
 BENCH ?=
 PYTEST ?= $(BIN)/pytest
 
-.PHONY: help install run demo test test-fast test-property golden-update check check-protos protos dashboards fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run observe demo test test-fast test-property golden-update check check-protos protos dashboards fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ $(INSTALLED): pyproject.toml scripts/install
 
 run: $(INSTALLED) ## Start both services, show a sample answer, stay up (ARGS="--model ...")
 	@$(BIN)/python -m launcher $(ARGS)
+
+observe: $(INSTALLED) ## Start Prometheus with the alert rules beside a running `make run` (Debian: prometheus)
+	@$(BIN)/python -m launcher.observe $(ARGS)
 
 demo: $(INSTALLED) ## The same, but end after the sample answer
 	@$(BIN)/python -m launcher --demo $(ARGS)
