@@ -72,6 +72,9 @@ class EngineSettings(Settings):
     metrics_port: int = Field(
         9101, ge=0, le=65535, description="Port of /metrics, /healthz, /readyz; 0 = any free one."
     )
+    metrics_alias: Literal["vllm", "none"] = Field(
+        "vllm", description="Serve metrics that other tools know by a vllm: name under that name too."
+    )
     engine_id: str = Field("", description="Stable name for logs and metrics; empty = host name and port.")
     data_parallel_rank: int = Field(0, ge=0, description="Which of its replicas it is; callers can pin requests to it.")
     data_parallel_size: int = Field(1, ge=1, description="How many replicas there are; they are independent.")

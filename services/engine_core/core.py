@@ -24,8 +24,10 @@ from engine_core.resolved_config import ResolvedConfig
 from engine_core.scheduler.output import EngineCoreOutput, ModelRunnerOutput, RequestError, SchedulerOutput
 from engine_core.scheduler.request import Request, RequestKey, RequestStatus
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.step_times import StepTimes
 from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.errors import InvariantViolation
+from stepwire.shared_histogram import SharedHistogram
 
 if TYPE_CHECKING:
     from engine_core.structured_output.manager import StructuredOutputManager
@@ -48,6 +50,8 @@ class _Batch:
 
     scheduler_output: SchedulerOutput
     runner_output: Future[ModelRunnerOutput]
+    # What the executor took to accept it.
+    handover_s: float
 
 
 class EngineCore:
@@ -85,7 +89,10 @@ class EngineCore:
         self._batches: deque[_Batch] = deque()
         self.num_steps = 0
         self.last_step_tokens = 0
+        self.times = StepTimes(config.max_num_seqs, config.max_num_batched_tokens)
         self.num_aborted = ReasonCounter(ABORT_REASONS)
+        # Of input threads.
+        self.hash_times = SharedHistogram()
 
     @property
     def has_work(self) -> bool:
@@ -114,7 +121,9 @@ class EngineCore:
         if error is None:
             self._start_grammar(request)
         if error is None and self.config.enable_prefix_caching:
+            began = self.clock()
             self.block_hasher.extend(request.block_hashes, request.num_tokens, request.token_ids, request.cache_salt)
+            self.hash_times.observe(self.clock() - began)
         return error
 
     def _start_grammar(self, request: Request) -> None:
@@ -159,52 +168,63 @@ class EngineCore:
         Returns the news, and whether the results of a model are among them. Raises StepError.
         """
         outputs: list[EngineCoreOutput] = []
-        has_started = False
+        began, has_started = self.clock(), False
         if len(self._batches) < self.executor.max_concurrent_batches and self.scheduler.has_work:
             has_started = self._start_batch(outputs)
         has_room = len(self._batches) < self.executor.max_concurrent_batches
         # Filling goes first: what is in flight is waited for only when nothing more can be started.
         if not self._batches or (has_started and has_room and not self._batches[0].runner_output.done()):
             return outputs, False
-        return outputs, self._take_in_oldest_batch(outputs)
+        return outputs, self._take_in_oldest_batch(outputs, began)
 
     def settle(self) -> list[EngineCoreOutput]:
         """Take in all steps in flight, for what must not happen during one. Raises StepError."""
         outputs: list[EngineCoreOutput] = []
         while self._batches:
-            self._take_in_oldest_batch(outputs)
+            self._take_in_oldest_batch(outputs, self.clock())
         return outputs
 
     def _start_batch(self, outputs: list[EngineCoreOutput]) -> bool:
         """Plan a step and hand it to the executor; False when there was nothing to plan."""
         scheduler_output = None
         try:
-            outputs += self.take_grammars()
             now = self.clock()
+            outputs += self.take_grammars()
             self.scheduler.kv_cache_manager.set_time(now)
             scheduler_output = self.scheduler.schedule(now)
             outputs += self.scheduler.take_expired_outputs()
             # Also with no tokens scheduled: the finished keys make the workers drop that state, exactly once.
             if scheduler_output.is_empty:
                 return False
+            planned = self.clock()
             self.executor.execute_model(scheduler_output)
+            handed_over = self.clock()
             bitmask = self._fill_bitmask(scheduler_output)
-            self._batches.append(_Batch(scheduler_output, self.executor.sample_tokens(bitmask)))
+            runner_output = self.executor.sample_tokens(bitmask)
+            self._batches.append(_Batch(scheduler_output, runner_output, handed_over - planned))
+            self.times.schedule.observe(planned - now)
+            self.times.sample.observe(self.clock() - handed_over)
         except Exception as error:
             raise self._step_error(error, scheduler_output) from error
         return True
 
-    def _take_in_oldest_batch(self, outputs: list[EngineCoreOutput]) -> bool:
-        """Wait for its results; returns whether a model ran."""
+    def _take_in_oldest_batch(self, outputs: list[EngineCoreOutput], began: float) -> bool:
+        """Wait for its results; returns whether a model ran. The step counts as long as the turn that `began`."""
         batch = self._batches.popleft()
         scheduler_output = batch.scheduler_output
+        waiting = self.clock()
         try:
             runner_output = batch.runner_output.result()
+            done = self.clock()
             # Aborts before the update: one that arrived during the last step wins over LENGTH.
             outputs += self._drain_aborts()
-            outputs += self.scheduler.update_from_output(scheduler_output, runner_output, self.clock())
+            outputs += self.scheduler.update_from_output(scheduler_output, runner_output, done)
         except Exception as error:
             raise self._step_error(error, scheduler_output) from error
+        ended = self.clock()
+        self.times.execute.observe(batch.handover_s + done - waiting)
+        self.times.update.observe(ended - done)
+        self.times.note_step(scheduler_output, ended - began)
         self.num_steps = scheduler_output.step
         self.last_step_tokens = scheduler_output.total_num_scheduled_tokens
         return scheduler_output.total_num_scheduled_tokens > 0

@@ -99,6 +99,8 @@ class EngineCoreProc:
         # Replaced, never changed in place: any thread may read it.
         self.latest_stats = SchedulerStats(num_total_blocks=core.scheduler.kv_cache_manager.pool.num_total)
         self.num_rejected = ReasonCounter(REJECT_REASONS)
+        # Requests that failed before the scheduler knew them; it counts its own.
+        self.num_unreadable = ReasonCounter(("REQUEST_FAILED",))
         # Starts a shutdown on behalf of a utility call; the process counts it with the signals.
         self.drain = drain or self._drain_at_once
         self.utilities = Utilities(self, profile_dir)
@@ -275,7 +277,10 @@ class EngineCoreProc:
         self.progress.begin()
         outputs, has_model_run = self.core.step()
         self.progress.end(self.core.num_steps, self.core.last_step_tokens if has_model_run else None)
+        ended = self._clock()
         self._emit(outputs)
+        if has_model_run:
+            self.core.times.output.observe(self._clock() - ended)
         self._watched(self.utilities.on_step)
         self._publish_kv_events()
         self._publish_stats()

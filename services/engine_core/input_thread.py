@@ -7,6 +7,7 @@ engine or another session. Never touches the scheduler.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -20,6 +21,7 @@ from engine_core.session import Session, SessionError
 from engine_core.utility_wire import decode_operation
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.errors import StepwireError
+from stepwire.stream_meter import StreamMeter
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +29,21 @@ logger = logging.getLogger(__name__)
 class InputThread:
     """Reads the request stream of one session until it ends."""
 
-    def __init__(self, proc: EngineCoreProc, session: Session, frames: Iterator[pb.ConnectRequest]) -> None:
+    def __init__(
+        self, proc: EngineCoreProc, session: Session, frames: Iterator[pb.ConnectRequest], meter: StreamMeter
+    ) -> None:
         self._proc = proc
         self._session = session
         self._frames = frames
+        self._meter = meter
 
     def run(self) -> None:
         """Thread body. The end of the stream without a goodbye is the output thread's to notice."""
         try:
             for frame in self._frames:
+                began = time.perf_counter()
                 self._dispatch(frame)
+                self._meter.read(frame.WhichOneof("message"), time.perf_counter() - began)
         except grpc.RpcError:
             logger.debug("session %s: the stream broke", self._session.session_id)
         except Exception as error:
@@ -86,8 +93,8 @@ class InputThread:
             error = RequestError("REQUEST_FAILED", text, retryable=True, cause_type=type(exception).__name__)
         if error is None:
             return request
-        if error.reason != "REQUEST_FAILED":
-            self._proc.num_rejected.add(error.reason)
+        counts = self._proc.num_unreadable if error.reason == "REQUEST_FAILED" else self._proc.num_rejected
+        counts.add(error.reason)
         reason = FinishReason.ERROR if error.reason == "REQUEST_FAILED" else FinishReason.REJECTED
         output = EngineCoreOutput((self._session.session_id, message.handle), finish=Finish(reason, error=error))
         now = self._proc.core.clock()

@@ -15,12 +15,15 @@ from dataclasses import dataclass
 
 from engine_core.messages import EngineCoreDead, OutputMessage
 from engine_core.output_frames import size_of_all
+from engine_core.reason_counter import ReasonCounter
 from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs
 from engine_core.scheduler.request import RequestKey
 from stepwire.packed_logprobs import PackedLogprobs
 
 # A rough wire size; the limit guards memory, it is not an account.
 _MESSAGE_BYTES = 64
+# What the counter of merged messages counts.
+BATCHES = "batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ class Outbox:
     and what must be the last is marked in the line itself.
     """
 
-    def __init__(self, max_bytes: int, max_age_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, max_bytes: int, max_age_s: float, clock: Callable[[], float], coalesced: ReasonCounter) -> None:
+        self._coalesced = coalesced
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._clock = clock
@@ -86,6 +90,11 @@ class Outbox:
             self._waiting.clear()
         self._wake_ups.put(None)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """About as many as wait to be written."""
+        return sum(map(_num_bytes, list(self._waiting)))
+
     def is_too_far_behind(self) -> bool:
         """More than the limit waits, or it waits longer than the limit: the session is to be cut.
 
@@ -104,7 +113,9 @@ class Outbox:
                 self._wake_ups.get()
             messages = self._take_waiting()
             if messages:
-                return coalesce(messages)
+                together = coalesce(messages)
+                self._coalesced.add(BATCHES, len(messages) - len(together))
+                return together
         return None
 
     def _take_waiting(self) -> list[OutputMessage]:
@@ -141,12 +152,14 @@ class OutputQueue:
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
         self._outboxes: dict[str, Outbox] = {}
+        # Batches that became part of another one.
+        self.coalesced = ReasonCounter((BATCHES,))
         self._is_ended = False
         self._last: OutputMessage | None = None
 
     def attach(self, session_id: str) -> Outbox:
         """A new outbox for a session; from now on nothing is put into an older one under the same id."""
-        outbox = Outbox(self._max_bytes, self._max_age_s, self._clock)
+        outbox = Outbox(self._max_bytes, self._max_age_s, self._clock, self.coalesced)
         with self._lock:
             self._outboxes[session_id] = outbox
             if self._is_ended:

@@ -15,7 +15,6 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-from prometheus_client import CollectorRegistry
 
 from engine_core import owner
 from engine_core.config import EngineSettings
@@ -26,21 +25,24 @@ from engine_core.kv_event_feed import MAX_SUBSCRIBERS, KVEventFeed
 from engine_core.kv_events_server import KV_EVENTS_SERVICE_NAME, KvEventsServicer
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import EngineCoreDead
-from engine_core.metrics import EngineCollector
+from engine_core.metrics import EngineView, make_registry
 from engine_core.model_executor.startup_error import StartupError
 from engine_core.monitor import Monitor
 from engine_core.output_queue import OutputQueue
-from engine_core.server import MAX_GRPC_THREADS, SERVICE_NAME, EngineCoreServicer
+from engine_core.server import CONNECT_METHOD, MAX_GRPC_THREADS, SERVICE_NAME, EngineCoreServicer
 from engine_core.sessions import Sessions
 from engine_core.shutdown import ShutdownController
 from engine_core.startup import ModelLoader, start_engine
 from engine_core.step_progress import StepProgress
-from engine_core.wire import FrameEncoder
+from engine_core.stream_interceptor import StreamInterceptor
+from engine_core.wire import RECEIVED_KINDS, SENT_KINDS, FrameEncoder
 from stepwire import grpc_options
 from stepwire.engine.v1 import engine_core_pb2_grpc
 from stepwire.errors import StepwireError
 from stepwire.grpc_server import bind, enable_reflection
+from stepwire.lag import InterpreterLag
 from stepwire.metrics import serve_http
+from stepwire.stream_meter import StreamMeter
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +66,11 @@ class EngineProcess:
         self._output_queue = OutputQueue(self._clock)
         self._sessions = Sessions(self._clock)
         self._health = EngineHealth(SERVICE_NAME)
+        self._meter = StreamMeter(SENT_KINDS, RECEIVED_KINDS)
         self._server = grpc.server(
-            ThreadPoolExecutor(MAX_GRPC_THREADS + MAX_SUBSCRIBERS, "grpc"), options=grpc_options.SERVER
+            ThreadPoolExecutor(MAX_GRPC_THREADS + MAX_SUBSCRIBERS, "grpc"),
+            interceptors=[StreamInterceptor(CONNECT_METHOD, self._meter)],
+            options=grpc_options.SERVER,
         )
         self._kv_event_feed = _make_feed(settings)
         self._shutdown = ShutdownController(settings.drain_timeout_s, self._stop_server)
@@ -80,14 +85,15 @@ class EngineProcess:
         port = bind(self._server, self._settings.host, self._settings.port, self._settings.tls)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{port}"
         servicer = self._make_servicer(engine_id)
-        collector = EngineCollector(self._lifecycle, self._sessions, engine_id)
-        metrics_port = self._serve_metrics(collector)
+        self._view = EngineView(engine_id, self._lifecycle, self._sessions, self._meter)
+        self._view.gpu_memory_utilization = self._settings.gpu_memory_utilization
+        metrics_port = self._serve_metrics()
         self._lifecycle.listen(self._health.on_state)
         self._server.start()
         logger.info("engine core %s listens on port %d, metrics on port %d", engine_id, port, metrics_port)
         if self._settings.owner == "parent":
             owner.watch_parent(self._shutdown.request_now)
-        exit_code = self._serve() if self._start(servicer, collector) else 1
+        exit_code = self._serve() if self._start(servicer) else 1
         owner.ignore_signals()
         return exit_code
 
@@ -104,7 +110,7 @@ class EngineProcess:
             data_parallel_size=self._settings.data_parallel_size,
             num_frontends=lambda: len(self._sessions),
         )
-        servicer = EngineCoreServicer(encoder, self._lifecycle, self._output_queue, self._sessions)
+        servicer = EngineCoreServicer(encoder, self._lifecycle, self._output_queue, self._sessions, self._meter)
         engine_core_pb2_grpc.add_EngineCoreServiceServicer_to_server(servicer, self._server)
         settings = self._settings
         kv_events = KvEventsServicer(self._kv_event_feed, settings.block_size, settings.data_parallel_rank)
@@ -114,9 +120,10 @@ class EngineProcess:
             enable_reflection(self._server, [SERVICE_NAME, KV_EVENTS_SERVICE_NAME])
         return servicer
 
-    def _serve_metrics(self, collector: EngineCollector) -> int:
-        registry = CollectorRegistry()
-        registry.register(collector)
+    def _serve_metrics(self) -> int:
+        registry, process_metrics = make_registry(self._view, self._settings.metrics_alias)
+        process_metrics.start()
+        InterpreterLag(process_metrics.lag).start()
         port, _ = serve_http(
             self._settings.metrics_port,
             registry,
@@ -128,7 +135,7 @@ class EngineProcess:
 
     # -- start -------------------------------------------------------------------------------------------------------
 
-    def _start(self, servicer: EngineCoreServicer, collector: EngineCollector) -> bool:
+    def _start(self, servicer: EngineCoreServicer) -> bool:
         """Load the model and open the doors; False when that failed, which is logged."""
         timer = threading.Timer(self._settings.ready_timeout_s, self._start_timed_out)
         timer.daemon = True
@@ -158,7 +165,8 @@ class EngineProcess:
                 drain=self._shutdown.drain,
                 kv_event_feed=self._kv_event_feed,
             )
-            collector.proc = self._proc
+            self._view.startup_times = started.times
+            self._view.proc = self._proc
             servicer.start_serving(self._proc, started.tokenizer_archive)
             self._shutdown.attach(self._proc)
             self._sessions.start_waiting()
@@ -168,6 +176,7 @@ class EngineProcess:
             return True
         finally:
             timer.cancel()
+        self._view.deaths.add(failure.cause.name)
         servicer.start_failed(failure)
         self._end_kv_events(as_error(failure))
         self._lifecycle.move_to(EngineState.DEAD)
@@ -224,6 +233,7 @@ class EngineProcess:
         """Tell every stream why, as its last frame."""
         with self._death_lock:
             logger.critical("ENGINE_CORE_DEAD %s", dead, exc_info=error)
+            self._view.deaths.add(dead.cause.name)
             self._lifecycle.move_to(EngineState.DEAD)
             self._output_queue.put_dead(dead)
             self._end_kv_events(as_error(dead))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator
 
 import grpc
@@ -28,10 +29,12 @@ from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.engine.v1 import engine_core_pb2_grpc
 from stepwire.errors import InvalidRequestError, OverloadedError, StepwireError, UnavailableError
 from stepwire.grpc_errors import abort_sync
+from stepwire.stream_meter import StreamMeter
 
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "stepwire.engine.v1.EngineCoreService"
+CONNECT_METHOD = f"/{SERVICE_NAME}/Connect"
 # With no deadline of the caller a Connect still may not hold a thread for ever.
 MAX_WAIT_FOR_START_S = 3600.0
 HELLO_TIMEOUT_S = 10.0
@@ -45,12 +48,18 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
     """Serves frontends. Exists before the model is loaded; `start_serving` hands over what that brought."""
 
     def __init__(
-        self, encoder: FrameEncoder, lifecycle: EngineLifecycle, output_queue: OutputQueue, sessions: Sessions
+        self,
+        encoder: FrameEncoder,
+        lifecycle: EngineLifecycle,
+        output_queue: OutputQueue,
+        sessions: Sessions,
+        meter: StreamMeter,
     ) -> None:
         self._encoder = encoder
         self._lifecycle = lifecycle
         self._output_queue = output_queue
         self._sessions = sessions
+        self._meter = meter
         self._proc: EngineCoreProc | None = None
         self._tokenizer_archive = b""
         self._start_failure: EngineCoreDead | None = None
@@ -105,7 +114,7 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
         try:
             yield pb.ConnectResponse(ready=self._encoder.ready(proc.core.config))
             session.outbox.put(proc.stats_message())
-            reader = InputThread(proc, session, request_iterator)
+            reader = InputThread(proc, session, request_iterator, self._meter)
             threading.Thread(target=reader.run, name=f"input-{session.client_id}", daemon=True).start()
             yield from self._write(session)
             if session.error is not None:
@@ -118,7 +127,9 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
         while (messages := session.outbox.take()) is not None:
             for message in (part for whole in messages for part in _frames(whole)):
                 session.note_written(message)
+                began = time.perf_counter()
                 frame = self._encoder.encode(message, session.batch_seq + 1, session.live_handles)
+                self._meter.made(time.perf_counter() - began)
                 session.batch_seq += frame.HasField("outputs")
                 yield frame
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from engine_core.reason_counter import ReasonCounter
 from engine_core.session import Session, SessionError
+
+SESSION_EVENTS = ("opened", "replaced", "cut_slow", "closed")
 
 
 class Sessions:
@@ -16,6 +19,7 @@ class Sessions:
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
         self._empty_since = clock()
+        self.events = ReasonCounter(SESSION_EVENTS)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -25,13 +29,22 @@ class Sessions:
         with self._lock:
             replaced = self._sessions.get(session.session_id)
             self._sessions[session.session_id] = session
-            return replaced
+        self.events.add("opened")
+        if replaced is not None:
+            self.events.add("replaced")
+        return replaced
 
     def close(self, session: Session) -> None:
         with self._lock:
             if self._sessions.get(session.session_id) is session:
                 del self._sessions[session.session_id]
                 self._empty_since = self._clock()
+        self.events.add("closed")
+
+    def all(self) -> list[Session]:
+        """Those that are live now."""
+        with self._lock:
+            return list(self._sessions.values())
 
     def start_waiting(self) -> None:
         """Serving begins: the time the model took to load is nobody's absence."""
@@ -54,6 +67,7 @@ class Sessions:
         if session is None:
             return
         if session.error is None:
+            self.events.add("cut_slow")
             session.fail(SessionError("SLOW_CLIENT", "the frontend does not read its outputs"))
         else:
             session.cancel_stream()

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from engine_core.config import EngineSettings
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[str], None]
+STARTUP_PHASES = ("load", "profile", "allocate", "warm_up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class StartedEngine:
 
     core: EngineCore
     tokenizer_archive: bytes
+    # Seconds by phase: STARTUP_PHASES.
+    times: dict[str, float]
 
 
 def start_engine(
@@ -68,13 +72,17 @@ def start_engine(
     executor = model.executor
     try:
         on_loaded()
+        stamps = [started, time.monotonic()]
         num_blocks = executor.determine_num_blocks(settings.block_size)
         kinds = () if model.vocabulary is None else GRAMMAR_KINDS
         config = resolve_config(settings, model.served_model, executor.model_info, num_blocks, kinds)
         if not executor.model_info.is_causal:
             logger.info("the model is not causal: chunked prefill and prefix caching are off")
+        stamps.append(time.monotonic())
         executor.initialize_kv_cache(num_blocks, settings.block_size)
+        stamps.append(time.monotonic())
         executor.warm_up()
+        stamps.append(time.monotonic())
         core = EngineCore(executor, config, clock, _structured_output(settings, model.vocabulary, clock))
         if settings.kv_cache_metrics:
             core.scheduler.kv_cache_manager.pool.residency = BlockResidency(settings.kv_cache_metrics_sample)
@@ -91,7 +99,8 @@ def start_engine(
         config.block_size,
         config.max_model_len,
     )
-    return StartedEngine(core, model.tokenizer_archive)
+    times = dict(zip(STARTUP_PHASES, (end - begin for begin, end in pairwise(stamps)), strict=True))
+    return StartedEngine(core, model.tokenizer_archive, times)
 
 
 def _structured_output(

@@ -14,17 +14,24 @@ class StepProgress:
         self.num_steps = 0
         self.last_step_s = 0.0
         self.last_step_tokens = 0
+        # When the loop last got on with something.
+        self.last_end = clock()
 
     def begin(self) -> None:
         self._started = self._clock()
 
     def end(self, num_steps: int, num_tokens: int | None) -> None:
         """`num_tokens` is None for a step without a forward pass, which says nothing about how long steps take."""
+        self.last_end = self._clock()
         if self._started is not None and num_tokens is not None:
-            self.last_step_s = self._clock() - self._started
+            self.last_step_s = self.last_end - self._started
             self.last_step_tokens = num_tokens
         self._started = None
         self.num_steps = num_steps
+
+    def silence_s(self) -> float:
+        """Time since the loop last completed a step, or looked after its utilities."""
+        return max(0.0, self._clock() - self.last_end)
 
     def age_s(self) -> float:
         """Time since the running step began; 0 between steps."""

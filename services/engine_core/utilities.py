@@ -22,6 +22,7 @@ from engine_core.profile_control import ProfileControl
 from engine_core.scheduler.output import EngineCoreOutput, RequestError
 from engine_core.sleep import SleepControl
 from engine_core.state_dump import dump_state
+from engine_core.utility_times import OK, UtilityTimes
 from engine_core.weights import WeightControl
 from stepwire.errors import InvalidRequestError, InvariantViolation, StepwireError, UnavailableError
 from stepwire.grpc_errors import is_retryable
@@ -52,6 +53,7 @@ class Utilities:
         self._sleep = SleepControl(proc.core, proc.lifecycle, self._pause, self._weights)
         self._profile = ProfileControl(proc.core.executor, profile_dir)
         self._pending: dict[UtilityCall, Future[op.OperationResult]] = {}
+        self.times = UtilityTimes(proc.core.clock)
         self._is_draining = False
         self._handlers: dict[type[op.Operation], Callable[[Any], Outcome]] = {
             op.ResetPrefixCache: self._reset_prefix_cache,
@@ -85,6 +87,7 @@ class Utilities:
 
         Returns the news of the steps in flight, which end before, and the ends of the requests it aborted.
         """
+        self.times.begin(call)
         if self._is_late(call):
             self._answer(call, _TOO_LATE)
             return []
@@ -113,6 +116,11 @@ class Utilities:
         self._pause.on_idle()
         self._sleep.on_idle()
         self._answer_completed()
+
+    @property
+    def sleep_state(self) -> op.IsSleepingResult:
+        """For scrapes: what sleeps now."""
+        return self._sleep.state()
 
     def on_step(self) -> None:
         self._profile.on_step(self._core.num_steps)
@@ -152,6 +160,7 @@ class Utilities:
             self._answer(call, future.result() if error is None else _as_error(error))
 
     def _answer(self, call: UtilityCall, outcome: op.OperationResult | RequestError) -> None:
+        self.times.end(call, outcome.reason if isinstance(outcome, RequestError) else OK)
         self._proc.output_queue.put(call.session_id, UtilityResult(call.call_id, outcome))
 
     def _is_late(self, call: UtilityCall) -> bool:

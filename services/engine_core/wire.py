@@ -37,6 +37,9 @@ from stepwire.packed_logprobs import PackedLogprobs
 from stepwire.v1 import common_pb2
 
 PROTOCOL_VERSION = 1
+# Kinds of frames, from here and to here.
+SENT_KINDS = tuple(field.name for field in pb.ConnectResponse.DESCRIPTOR.oneofs_by_name["message"].fields)
+RECEIVED_KINDS = tuple(field.name for field in pb.ConnectRequest.DESCRIPTOR.oneofs_by_name["message"].fields)
 
 _NS = 1_000_000_000
 _MAX_UINT32 = 2**32 - 1

@@ -42,6 +42,14 @@ class FrontendSettings(Settings):
     metrics_port: int = Field(
         9100, ge=0, le=65535, description="Port of /metrics, /healthz, /readyz; 0 = any free one."
     )
+    metrics_alias: Literal["vllm", "none"] = Field(
+        "vllm", description="Serve metrics that other tools know by a vllm: name under that name too."
+    )
+    metrics_mirror_engines: bool = Field(
+        False,
+        description="Repeat the engines' own metrics under their vllm: names, for pickers that scrape frontends; what "
+        "scrapes the engines as well counts twice.",
+    )
     admin_host: str = Field(
         "127.0.0.1", description="Address of the admin port; anything but loopback lets others pause the engines."
     )
@@ -136,6 +144,8 @@ class FrontendSettings(Settings):
     @model_validator(mode="after")
     def _check_compat(self) -> FrontendSettings:
         _ = self.serves_vllm_compat
+        if self.metrics_mirror_engines and self.metrics_alias == "none":
+            raise ValueError("--metrics-mirror-engines needs --metrics-alias vllm: it has no other names")
         return self
 
     @model_validator(mode="after")

@@ -92,7 +92,13 @@ class Generation:
         self.handles = handles
         self.collector = self.model.output_processor.add_request(processed, handles)
         metrics = self._metrics_of(processed.model, self.engine_id)
-        self._observer = RequestObserver(metrics, self._arrival, processed.num_choices, len(processed.prompt_token_ids))
+        self._observer = RequestObserver(
+            metrics,
+            self._arrival,
+            processed.num_choices,
+            len(processed.prompt_token_ids),
+            processed.max_tokens,
+        )
 
     async def next(self) -> Sequence[CollectorItem]:
         """The next news, at least one; none when every choice has ended. Raises whatever ended the request."""
@@ -150,8 +156,14 @@ class Generation:
     def close(self, finished_reason: str) -> list[int]:
         """Let go of everything; returns the handles still to be aborted in the engine."""
         self._permit.release()
+        num_merged = self.collector.num_merged if self.collector is not None else 0
         if self._observer is not None:
-            self._observer.close(finished_reason, time.monotonic())
+            self._observer.close(finished_reason, time.monotonic(), num_merged)
+        elif finished_reason != "rejected":
+            # It ended before it reached an engine, and has an end all the same.
+            metrics = self._metrics_of(self.model.facts.model, "")
+            metrics.finished[finished_reason].inc()
+            metrics.duration.observe(time.monotonic() - self._arrival)
         if self.collector is None:
             return self.handles
         if self.caller.use is not None:

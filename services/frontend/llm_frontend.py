@@ -68,7 +68,11 @@ class LLMFrontend:
             TokenizerStore(settings.cache_dir, own_tokenizer),
             self,
             ready_timeout_s=settings.ready_timeout_s,
+            stats=metrics.transport,
         )
+        metrics.watch_gate(self.gate.failures.copy)
+        if settings.metrics_mirror_engines:
+            metrics.mirror_engines(lambda: self.pool.connections)
         metrics.watch_map("in_flight", lambda: len(self._in_flight))
         metrics.watch_map("engine_routes", lambda: self.pool.num_routes)
         metrics.watch_map("output_choices", self._num_choices)
@@ -264,6 +268,7 @@ class LLMFrontend:
                 self.metrics.output_processing_errors.inc,
                 self.settings.tokenizer_threads,
                 self.settings.chat_options,
+                self.metrics.text_times,
             )
         except ValueError as error:
             text = f"the tokenizer of engine {facts.engine_id} is unusable: {error}"

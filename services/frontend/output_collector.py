@@ -65,6 +65,8 @@ class OutputCollector:
         self._error: StepwireError | None = None
         self._num_finished = 0
         self._unread_bytes = 0
+        # Pieces that were not handed out alone because the handler was behind.
+        self.num_merged = 0
 
     @property
     def usage(self) -> Usage:
@@ -221,6 +223,8 @@ class OutputCollector:
         self._unread_bytes -= slot.num_bytes
         if slot.pieces:
             self._started.add(choice)
+            if not self._min_chunk_tokens:
+                self.num_merged += len(slot.pieces) - 1
             logprobs = PackedLogprobs.join(slot.logprobs) if slot.logprobs else None
             text = "".join(slot.pieces)
             items.append(ChoiceDelta(choice, text, tuple(slot.token_ids), slot.num_tokens, logprobs))

@@ -21,6 +21,7 @@ from frontend.output_collector import OutputCollector
 from frontend.parallel_sampling import RequestState
 from frontend.request_stats import RequestStats
 from frontend.retry_advice import RETRY_AFTER_MS
+from frontend.text_times import TextTimes
 from frontend.tokenizer import Tokenizer
 from stepwire.errors import RequestFailedError, StepwireError, UnavailableError
 
@@ -43,7 +44,11 @@ class OutputProcessor:
         on_failure: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        times: TextTimes | None = None,
     ) -> None:
+        self._times = times or TextTimes()
+        # Of the batch that is being taken in.
+        self._detokenize_s = 0.0
         self._tokenizer = tokenizer
         self._on_abort = on_abort
         self._on_failure = on_failure
@@ -92,6 +97,7 @@ class OutputProcessor:
     def process_now(self, outputs: Sequence[EngineOutput]) -> None:
         """The same without a yield, for a caller that has no other streams to serve meanwhile."""
         stopped: list[int] = []
+        began, self._detokenize_s = time.perf_counter(), 0.0
         for output in outputs:
             entry = self._choices.get(output.handle)
             if entry is None:
@@ -110,6 +116,9 @@ class OutputProcessor:
                 self._end(state, error, AbortKind.FRONTEND_ERROR)
         if stopped:
             self._on_abort(stopped, AbortKind.STOP_STRING)
+        self._times.processing.observe(time.perf_counter() - began)
+        if self._detokenize_s:
+            self._times.detokenize.observe(self._detokenize_s)
 
     def fail(self, handles: Iterable[int], error: StepwireError) -> None:
         """End the requests of handles that no engine runs any more; siblings that still run are aborted."""
@@ -162,7 +171,9 @@ class OutputProcessor:
         # Any news but a refusal means that the engine has queued it.
         state.note_admitted(output.handle)
         state.note_prompt(output)
+        began = time.perf_counter()
         news = choice.process(output)
+        self._detokenize_s += time.perf_counter() - began
         state.stats.add_completion_tokens(news.num_billed)
         if news.text or news.token_ids or news.num_tokens:
             state.collector.push(choice.choice, news.text, news.token_ids, news.num_tokens, news.logprobs)

@@ -22,6 +22,8 @@ from frontend.http_server import HttpServer
 from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
 from frontend.server import PublicServer
+from stepwire.certificate_expiry import watch_expiry
+from stepwire.lag import watch_loop_lag
 from stepwire.listen_address import join
 from stepwire.metrics import serve_http
 
@@ -48,6 +50,8 @@ class FrontendProcess:
             tls_server_name=settings.engine_tls_server_name,
         )
         self.metrics = FrontendMetrics()
+        if settings.tls is not None and settings.tls.cert is not None:
+            self.metrics.watch_certificate(watch_expiry(settings.tls.cert))
         self._changed = asyncio.Event()
         self.frontend = LLMFrontend(settings, identity, self.metrics, self._changed.set)
         self.server = PublicServer(self.frontend, self.metrics, enable_reflection=settings.enable_reflection)
@@ -79,7 +83,7 @@ class FrontendProcess:
             self.http_server.bind(self._settings.host, self._settings.http_port)
         self.metrics_port, self._close_metrics = serve_http(
             self._settings.metrics_port,
-            self.metrics.registry,
+            self.metrics.served(self._settings.metrics_alias),
             self._is_ready,
             lambda: time.monotonic() - self._last_tick < ALIVE_S,
             host=self._settings.host,
@@ -87,7 +91,12 @@ class FrontendProcess:
         await self.server.start()
         await self.admin_server.start()
         self.frontend.start()
-        self._background = [asyncio.create_task(self._publish_health()), asyncio.create_task(self._tick())]
+        self.metrics.process.start()
+        self._background = [
+            asyncio.create_task(self._publish_health()),
+            asyncio.create_task(self._tick()),
+            asyncio.create_task(watch_loop_lag(self.metrics.process.lag)),
+        ]
         if self.http_server is not None:
             self._background.append(self.http_server.start())
         logger.info(
@@ -132,6 +141,7 @@ class FrontendProcess:
             task.cancel()
         await asyncio.wait(self._background)
         self._close_metrics()
+        self.metrics.process.stop()
         logger.info("stopped")
 
     def _is_ready(self) -> bool:

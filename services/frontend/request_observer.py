@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frontend.generation_events import ChoiceDelta, ChoiceFinished, CollectorItem, FinishReason
+from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, CollectorItem, FinishReason
 from frontend.metrics import ModelMetrics
 
 _FINISHED_REASONS = {
@@ -19,14 +19,27 @@ _FINISHED_REASONS = {
 
 
 class RequestObserver:
-    """Call `observe` with everything the handler gets, and `close` once."""
+    """Call `observe` with everything the handler gets, and `close` once. A `trace_id` makes it an exemplar."""
 
-    def __init__(self, metrics: ModelMetrics, arrival: float, num_choices: int, num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        metrics: ModelMetrics,
+        arrival: float,
+        num_choices: int,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        trace_id: str = "",
+    ) -> None:
         self._metrics = metrics
         self._arrival = arrival
         self._num_prompt_tokens = num_prompt_tokens
+        self._max_tokens = max_tokens
+        self._trace_id = trace_id
         self._num_tokens = [0] * num_choices
+        # Of each choice: when its first and its newest tokens came, and how many came first.
+        self._first_token = [0.0] * num_choices
         self._last_token: list[float | None] = [None] * num_choices
+        self._num_first = [0] * num_choices
         self._num_unfinished = num_choices
         self._has_tokens = False
 
@@ -39,22 +52,42 @@ class RequestObserver:
                 self._num_unfinished -= 1
                 self._num_tokens[item.choice] = item.num_output_tokens
                 self._metrics.finished[_FINISHED_REASONS[item.reason]].inc()
+            elif isinstance(item, Admitted):
+                self._metrics.admission.observe(now - self._arrival)
 
-    def close(self, finished_reason: str, now: float) -> None:
-        """The request is over; `finished_reason` goes for the choices that had no end of their own."""
-        self._metrics.finished[finished_reason].inc(self._num_unfinished)
-        self._metrics.choices.observe(len(self._num_tokens))
-        self._metrics.prompt_tokens.observe(self._num_prompt_tokens)
-        self._metrics.generation_tokens.observe(sum(self._num_tokens))
-        self._metrics.max_generation_tokens.observe(max(self._num_tokens))
-        self._metrics.duration.observe(now - self._arrival)
+    def close(self, finished_reason: str, now: float, num_merged: int = 0) -> None:
+        """The request is over; `finished_reason` goes for the choices that had no end of their own.
+
+        `num_merged` pieces of its output were merged into others.
+        """
+        metrics = self._metrics
+        metrics.finished[finished_reason].inc(self._num_unfinished)
+        metrics.choices.observe(len(self._num_tokens))
+        metrics.prompt_tokens.observe(self._num_prompt_tokens)
+        metrics.max_tokens.observe(self._max_tokens)
+        metrics.generation_tokens.observe(sum(self._num_tokens))
+        metrics.max_generation_tokens.observe(max(self._num_tokens))
+        metrics.duration.observe_traced(now - self._arrival, self._trace_id)
+        metrics.deltas_merged.inc(num_merged)
+        self._observe_token_time()
+
+    def _observe_token_time(self) -> None:
+        """Of the tokens that came after the first of their choice; a request without any has no mean."""
+        num_later = sum(self._num_tokens) - sum(self._num_first)
+        if num_later > 0:
+            both = zip(self._first_token, self._last_token, strict=True)
+            seconds = sum(last - first for first, last in both if last is not None)
+            self._metrics.time_per_token.observe(seconds / num_later)
 
     def _observe_delta(self, delta: ChoiceDelta, now: float) -> None:
-        last = self._last_token[delta.choice]
-        if not self._has_tokens:
-            self._has_tokens = True
-            self._metrics.time_to_first_token.observe(now - self._arrival)
+        choice = delta.choice
+        last = self._last_token[choice]
         if last is not None:
             self._metrics.inter_token_latency.observe(now - last)
-        self._last_token[delta.choice] = now
-        self._num_tokens[delta.choice] += delta.num_tokens
+        else:
+            self._first_token[choice], self._num_first[choice] = now, delta.num_tokens
+            if not self._has_tokens:
+                self._has_tokens = True
+                self._metrics.time_to_first_token.observe_traced(now - self._arrival, self._trace_id)
+        self._last_token[choice] = now
+        self._num_tokens[choice] += delta.num_tokens

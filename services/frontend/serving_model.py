@@ -17,6 +17,7 @@ from frontend.chat.model import ChatModel, ChatOptions
 from frontend.engine_client.engine_facts import EngineFacts
 from frontend.input_processor import InputProcessor, ModelFacts
 from frontend.output_processor import OutputProcessor
+from frontend.text_times import TextTimes
 from frontend.tokenizer import Tokenizer
 from stepwire import tokenizer_archive
 
@@ -33,6 +34,7 @@ class ServingModel:
         tokenizer_threads: int,
         chat: ChatModel,
         tokenizer_archive: bytes,
+        times: TextTimes | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.chat = chat
@@ -40,8 +42,10 @@ class ServingModel:
         self.tokenizer_archive = tokenizer_archive
         # Another model has taken its place: what was prepared here must not reach an engine.
         self.is_retired = False
-        self.input_processor = InputProcessor(tokenizer, _model_facts(facts), num_threads=tokenizer_threads)
-        self.output_processor = OutputProcessor(tokenizer, on_abort, on_failure)
+        self.input_processor = InputProcessor(
+            tokenizer, _model_facts(facts), num_threads=tokenizer_threads, times=times
+        )
+        self.output_processor = OutputProcessor(tokenizer, on_abort, on_failure, times=times)
         self.update(facts)
 
     @classmethod
@@ -53,12 +57,13 @@ class ServingModel:
         on_failure: Callable[[], None],
         tokenizer_threads: int,
         chat_options: ChatOptions,
+        times: TextTimes | None = None,
     ) -> ServingModel:
         """Read the tokenizer in a thread: it takes a good part of a second. Raises ValueError for unusable files."""
         tokenizer = await asyncio.to_thread(Tokenizer.from_directory, tokenizer_dir)
         chat = await asyncio.to_thread(ChatModel.from_directory, tokenizer_dir, chat_options)
         archive = await asyncio.to_thread(tokenizer_archive.build, tokenizer_dir)
-        return cls(facts, tokenizer, on_abort, on_failure, tokenizer_threads, chat, archive)
+        return cls(facts, tokenizer, on_abort, on_failure, tokenizer_threads, chat, archive, times)
 
     def update(self, facts: EngineFacts) -> None:
         """Serve with these facts from now on; requests being processed keep the old ones."""

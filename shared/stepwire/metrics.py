@@ -11,11 +11,13 @@ import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import cast
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from stepwire.listen_address import bind_error
+from stepwire.metric_aliases import Collects
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,12 @@ ITL_BUCKETS = (
 # 1, 2, 5, 10, 20, 50, ... tokens. Histograms are made before a model is known, so it ends at a round million.
 TOKEN_COUNT_BUCKETS = (*(digit * 10**power for power in range(6) for digit in (1, 2, 5)), 1_000_000)
 COUNT_BUCKETS = (1, 2, 5, 10, 20)
+# Of what takes microseconds: transport, the phases of a step, pauses.
+FAST_BUCKETS = (
+    0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1,
+)  # fmt: skip
+# Of what is mostly fast, and sometimes as slow as a request.
+WIDE_BUCKETS = (*FAST_BUCKETS, *(bound for bound in REQUEST_LATENCY_BUCKETS if bound > 1 and bound <= 60))
 
 # How soon the endpoint notices that it is to close; it sleeps in between.
 CLOSE_POLL_S = 0.2
@@ -40,7 +48,7 @@ Probe = Callable[[], bool]
 
 
 def serve_http(
-    port: int, registry: CollectorRegistry, is_ready: Probe, is_alive: Probe, *, host: str = "127.0.0.1"
+    port: int, registry: Collects, is_ready: Probe, is_alive: Probe, *, host: str = "127.0.0.1"
 ) -> tuple[int, Callable[[], None]]:
     """Start the endpoint; returns the bound port and a function that stops it. Raises BindError."""
     probes = {"/readyz": is_ready, "/healthz": is_alive}
@@ -72,14 +80,15 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    registry: CollectorRegistry
+    registry: Collects
     probes: dict[str, Probe]
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/metrics":
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-            self._answer(200, content_type, encode(self.registry))
+            # All it wants of a registry is `collect`.
+            self._answer(200, content_type, encode(cast(CollectorRegistry, self.registry)))
         elif path in self.probes:
             is_good = self.probes[path]()
             self._answer(200 if is_good else 503, "text/plain; charset=utf-8", b"ok\n" if is_good else b"not ready\n")

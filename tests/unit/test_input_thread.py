@@ -12,6 +12,7 @@ from engine_core.output_queue import OutputQueue
 from engine_core.session import Session
 from running_engine import engine_request
 from stepwire.engine.v1 import engine_core_pb2 as pb
+from stepwire.stream_meter import StreamMeter
 
 
 def make_session() -> Session:
@@ -40,7 +41,7 @@ def test_requests_hashed_while_their_stream_closed_are_aborted_behind_their_add(
 
     proc.core.preprocess_add_request.side_effect = close_meanwhile
     proc.abort.side_effect = lambda keys, reason: proc.input_queue.put((keys, reason))
-    InputThread(proc, session, iter([add(1)])).run()
+    InputThread(proc, session, iter([add(1)]), StreamMeter((), ())).run()
     assert left_behind == [("session", 1)]
     first, second = proc.input_queue.get_nowait(), proc.input_queue.get_nowait()
     assert isinstance(first, Add)
@@ -50,12 +51,12 @@ def test_requests_hashed_while_their_stream_closed_are_aborted_behind_their_add(
 def test_nothing_enters_the_engine_from_a_closed_stream() -> None:
     session, proc = make_session(), make_proc()
     session.close()
-    InputThread(proc, session, iter([add(1, 2)])).run()
+    InputThread(proc, session, iter([add(1, 2)]), StreamMeter((), ())).run()
     assert proc.input_queue.empty()
 
 
 def test_a_live_stream_aborts_nothing() -> None:
     session, proc = make_session(), make_proc()
-    InputThread(proc, session, iter([add(1, 2)])).run()
+    InputThread(proc, session, iter([add(1, 2)]), StreamMeter((), ())).run()
     assert [request.key[1] for request in proc.input_queue.get_nowait().requests] == [1, 2]
     proc.abort.assert_not_called()

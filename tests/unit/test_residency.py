@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.kv_cache.residency import RESIDENCY_BUCKETS, BlockResidency, DurationHistogram
+from engine_core.kv_cache.residency import RESIDENCY_BUCKETS, BlockResidency
 from fakes.looped_engine import LoopedEngine
+from stepwire.histogram import Histogram
 
 
-def found(histogram: DurationHistogram) -> tuple[int, float]:
-    return sum(histogram.counts), histogram.sum_s
+def found(histogram: Histogram) -> tuple[int, float]:
+    return sum(histogram.counts), histogram.total
 
 
 def make_pool(num_blocks: int = 3) -> tuple[BlockPool, BlockResidency]:
@@ -78,7 +79,7 @@ def test_the_sample_has_its_size_at_every_place_of_equal_requests(sample: float,
 
 
 def test_bounds_belong_to_their_bucket() -> None:
-    histogram = DurationHistogram()
+    histogram = Histogram(RESIDENCY_BUCKETS)
     for duration_s in (0.0, 0.001, 0.0011, 1800.0, 1801.0):
         histogram.observe(duration_s)
     assert histogram.counts[:2] == [2, 1]

@@ -6,8 +6,9 @@ time is what the caller has set: same calls, same numbers. Owner: the busy-loop 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
+
+from stepwire.histogram import Histogram
 
 # Upper bounds in seconds; one more count is for what is longer.
 RESIDENCY_BUCKETS = (
@@ -17,18 +18,6 @@ RESIDENCY_BUCKETS = (
 # Multiples of the golden ratio spread evenly over the range whatever the rate: no period that requests could share.
 _GOLDEN = 2654435769
 _RANGE = 2**32
-
-
-class DurationHistogram:
-    """Counts of durations by bucket."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(RESIDENCY_BUCKETS) + 1)
-        self.sum_s = 0.0
-
-    def observe(self, duration_s: float) -> None:
-        self.counts[bisect_left(RESIDENCY_BUCKETS, duration_s)] += 1
-        self.sum_s += duration_s
 
 
 @dataclass(slots=True)
@@ -45,9 +34,9 @@ class BlockResidency:
     def __init__(self, sample: float) -> None:
         # Set by the owner of the clock before each step.
         self.now = 0.0
-        self.lifetimes = DurationHistogram()
-        self.idle_before_evict = DurationHistogram()
-        self.reuse_gaps = DurationHistogram()
+        self.lifetimes = Histogram(RESIDENCY_BUCKETS)
+        self.idle_before_evict = Histogram(RESIDENCY_BUCKETS)
+        self.reuse_gaps = Histogram(RESIDENCY_BUCKETS)
         self._threshold = int(sample * _RANGE)
         self._num_allocated = 0
         self._stays: dict[int, _Stay] = {}

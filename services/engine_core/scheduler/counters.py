@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.scheduler.output import SchedulerStats
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.output import PrefillStats, RequestError, SchedulerStats
+from engine_core.scheduler.request import EventType, Request
 from engine_core.scheduler.request_queue import RequestQueue
+from engine_core.scheduler.request_times import RequestTimes
 
 
 @dataclass(slots=True)
@@ -21,7 +22,12 @@ class SchedulerCounters:
     preempted_hit_tokens: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
+    # Of these: found in the prefix cache.
+    num_cached_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    # Requests that failed, by reason.
+    errors: dict[str, int] = field(default_factory=dict)
+    times: RequestTimes = field(default_factory=RequestTimes)
 
     def count_prefix_lookup(self, request: Request, num_hit_tokens: int) -> None:
         """First look-ups and repeats after a preemption are counted apart: the latter flatter the hit rate.
@@ -36,6 +42,21 @@ class SchedulerCounters:
         else:
             self.prefix_query_tokens += request.num_tokens
             self.prefix_hit_tokens += num_hit_tokens
+
+    def note_first_token(self, request: Request, now: float) -> PrefillStats:
+        """The prompt of a request is computed."""
+        request.first_token_time = now
+        request.events.append((EventType.FIRST_TOKEN, now))
+        prefill = PrefillStats(request.num_prompt_tokens, request.num_cached_tokens or 0)
+        self.num_prompt_tokens += prefill.num_prompt_tokens
+        self.num_cached_prompt_tokens += prefill.num_cached_tokens
+        return prefill
+
+    def note_end(self, request: Request, error: RequestError | None) -> None:
+        """A request is over, in whatever way."""
+        self.times.note_end(request)
+        if error is not None:
+            self.errors[error.reason] = self.errors.get(error.reason, 0) + 1
 
     def snapshot(
         self, running: Sized, waiting: RequestQueue, skipped_waiting: RequestQueue, pool: BlockPool
@@ -56,6 +77,7 @@ class SchedulerCounters:
             preempted_hit_tokens=self.preempted_hit_tokens,
             num_preemptions=self.num_preemptions,
             num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_prompt_tokens=self.num_cached_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,
             num_evictions=pool.num_evictions,
             num_collisions=pool.num_collisions,

@@ -206,6 +206,8 @@ class SchedulerStats:
     preempted_hit_tokens: int = 0
     num_preemptions: int = 0
     num_prompt_tokens: int = 0
+    # Of these: found in the prefix cache.
+    num_cached_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     # Cached blocks handed out again.
     num_evictions: int = 0

@@ -152,6 +152,11 @@ class Request:
     first_step: int = 0
     last_step: int = 0
     num_preemptions: int = 0
+    queued_time: float = 0.0
+    # The first scheduling, the first token, the newest token.
+    scheduled_time: float = 0.0
+    first_token_time: float | None = None
+    last_token_time: float = 0.0
     # Hashes of the full blocks of the known tokens; a prefix is computed by the input thread.
     block_hashes: list[bytes] = field(default_factory=list)
     # Prompt tokens found in the prefix cache; set at the first scheduling.

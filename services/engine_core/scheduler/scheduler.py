@@ -26,7 +26,6 @@ from engine_core.scheduler.output import (
     FinishReason,
     ModelRunnerOutput,
     NewRequestData,
-    PrefillStats,
     RequestError,
     SchedulerOutput,
     SchedulerStats,
@@ -61,7 +60,7 @@ class Scheduler:
         # Ends by deadline; emptied by take_expired_outputs().
         self._expired_outputs: list[EngineCoreOutput] = []
         self._deadlines = Deadlines()
-        self._counters = SchedulerCounters()
+        self.counters = SchedulerCounters()
         # The newest step that was planned, and the newest whose results are in; what lies between is in flight.
         self._planned_step = 0
         self._processed_step = 0
@@ -75,6 +74,7 @@ class Scheduler:
             request.set_status(RequestStatus.FINISHED_REJECTED)
             return EngineCoreOutput(request.key, finish=Finish(FinishReason.REJECTED, error=error))
         self._blocks.extend_hashes(request)
+        request.queued_time = now
         self.requests[request.key] = request
         self.waiting.append(request)
         self._deadlines.push(request)
@@ -165,9 +165,8 @@ class Scheduler:
             if block_ids is not None:
                 return block_ids
             plan.is_short_of_blocks = True
-            if self._is_in_flight(self.running[-1]) or self._has_fences_to_wait_for(request):
-                return None
-            if self._preempt_last(now) is request:
+            must_wait = self._is_in_flight(self.running[-1]) or self._has_fences_to_wait_for(request)
+            if must_wait or self._preempt_last(now) is request:
                 return None
 
     def _is_in_flight(self, request: Request) -> bool:
@@ -187,7 +186,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         request.events.append((EventType.PREEMPTED, now))
-        self._counters.num_preemptions += 1
+        self.counters.num_preemptions += 1
         self.waiting.put_back(request)
         return request
 
@@ -227,13 +226,14 @@ class Scheduler:
         self.waiting.take(request)
         insort(self.running, request, key=self.config.scheduling_policy.order)
         if self.kv_cache_manager.pool.enable_caching:
-            self._counters.count_prefix_lookup(request, num_computed_tokens)
+            self.counters.count_prefix_lookup(request, num_computed_tokens)
         if request.was_scheduled:
             request.events.append((EventType.RESUMED, now))
             plan.add_resumed(request.key, block_ids, num_computed_tokens, num_new_tokens)
         else:
             # A resumed generation may hit blocks of its own output as well.
             request.num_cached_tokens = min(num_computed_tokens, request.num_prompt_tokens)
+            request.scheduled_time = now
             request.events.append((EventType.SCHEDULED, now))
             plan.add_new(NewRequestData.of(request, block_ids), num_new_tokens)
         request.set_status(RequestStatus.RUNNING)
@@ -300,13 +300,12 @@ class Scheduler:
 
     def _update_request(self, request: Request, token_ids: list[int], now: float) -> EngineCoreOutput:
         request.num_in_flight_tokens -= 1
+        request.last_token_time = now
         output = EngineCoreOutput(request.key)
         if len(request.output_token_ids) == request.num_resumed_tokens:
-            request.events.append((EventType.FIRST_TOKEN, now))
-            output.prefill = PrefillStats(request.num_prompt_tokens, request.num_cached_tokens or 0)
-            self._counters.num_prompt_tokens += request.num_prompt_tokens
+            output.prefill = self.counters.note_first_token(request, now)
         output.new_token_ids, status = append_tokens(request, token_ids, self.config.max_model_len)
-        self._counters.num_generation_tokens += len(output.new_token_ids)
+        self.counters.num_generation_tokens += len(output.new_token_ids)
         if status is not None:
             error = GRAMMAR_VIOLATION if status is RequestStatus.FINISHED_ERROR else None
             return self._finish(request, status, output, error)
@@ -329,6 +328,7 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         request.set_status(status)
+        self.counters.note_end(request, error)
         self._blocks.free(request)
         del self.requests[request.key]
         if request.was_scheduled:
@@ -342,7 +342,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Snapshot for metrics and for the balancers of the frontends."""
-        return self._counters.snapshot(self.running, self.waiting, self.skipped_waiting, self.kv_cache_manager.pool)
+        return self.counters.snapshot(self.running, self.waiting, self.skipped_waiting, self.kv_cache_manager.pool)
 
     def check_integrity(self) -> list[str]:
         """Broken invariants in words; empty = sound. For idle moments, tests and DumpState."""

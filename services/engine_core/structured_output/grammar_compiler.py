@@ -14,13 +14,16 @@ from functools import partial
 
 import xgrammar
 
-from engine_core.scheduler.grammar import GrammarSpec
+from engine_core.scheduler.grammar import GRAMMAR_KINDS, GrammarSpec
 from engine_core.structured_output.compile_threads import CompileThreads
 from engine_core.structured_output.grammar_cache import GrammarCache
 from engine_core.structured_output.grammar_state import GrammarState
 from engine_core.structured_output.grammar_text import GrammarError, compile_spec
 from engine_core.structured_output.vocabulary import Vocabulary
+from stepwire.metrics import WIDE_BUCKETS
+from stepwire.shared_histogram import SharedHistogram
 
+COMPILE_OUTCOMES = ("ok", "invalid", "timeout")
 CompileSpec = Callable[[xgrammar.GrammarCompiler, GrammarSpec], xgrammar.CompiledGrammar]
 
 
@@ -63,6 +66,10 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._cache = GrammarCache(cache_bytes)
         self._compiles: dict[GrammarSpec, _Compile] = {}
+        # Of compiles that have ended, by kind and outcome.
+        self.times = {
+            (kind, outcome): SharedHistogram(WIDE_BUCKETS) for kind in GRAMMAR_KINDS for outcome in COMPILE_OUTCOMES
+        }
 
     @property
     def num_pending(self) -> int:
@@ -120,10 +127,16 @@ class GrammarCompiler:
             if compiled is not None:
                 self._cache.put((pending.spec, self._vocabulary_sha256), compiled)
             waiting, is_written_off = pending.waiting, pending.is_written_off
+        self._note_time(pending, is_ok=compiled is not None)
         if is_written_off:
             self._threads.come_back()
         for state in waiting:
             self._complete(state, compiled, error)
+
+    def _note_time(self, pending: _Compile, *, is_ok: bool) -> None:
+        outcome = "timeout" if pending.overrun is not None else "ok" if is_ok else "invalid"
+        times = self.times.setdefault((pending.spec.kind, outcome), SharedHistogram(WIDE_BUCKETS))
+        times.observe(0.0 if pending.started is None else self._clock() - pending.started)
 
     def _try(self, spec: GrammarSpec) -> tuple[xgrammar.CompiledGrammar | None, str]:
         try:

@@ -15,6 +15,7 @@ from engine_core.structured_output.bitmask import BitmaskFiller, GrammarBitmask
 from engine_core.structured_output.grammar_compiler import GrammarCompiler
 from engine_core.structured_output.grammar_state import GrammarState
 from engine_core.structured_output.vocabulary import Vocabulary
+from stepwire.shared_histogram import SharedHistogram
 
 
 class StructuredOutputManager:
@@ -36,6 +37,11 @@ class StructuredOutputManager:
     def num_pending(self) -> int:
         """Grammars that are queued or being compiled."""
         return self._compiler.num_pending
+
+    @property
+    def compile_times(self) -> dict[tuple[str, str], SharedHistogram]:
+        """How long compiles took, by kind and outcome."""
+        return self._compiler.times
 
     @property
     def has_done(self) -> bool:

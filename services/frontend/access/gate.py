@@ -29,6 +29,8 @@ class Gate:
         self._clock = clock
         self._uses: tuple[GrantUse, ...] = ()
         self._stamp: _Stamp | None = None
+        # Refusals by reason.
+        self.failures = {"UNAUTHENTICATED": 0, "PERMISSION_DENIED": 0}
         if token_file is not None:
             self._stamp = _stamp_of(token_file)
             self._load(token_file)
@@ -43,6 +45,13 @@ class Gate:
 
         Raises AccessError: UNAUTHENTICATED, or PERMISSION_DENIED for the admin port.
         """
+        try:
+            return self._identify(authorization, client_class, for_admin=for_admin)
+        except AccessError as error:
+            self.failures[error.reason] += 1
+            raise
+
+    def _identify(self, authorization: str, client_class: str = "", *, for_admin: bool = False) -> Caller:
         if self._path is None:
             return Caller(authorization, client_class)
         use = self._find(_bearer_token(authorization))
@@ -53,7 +62,7 @@ class Gate:
     def name_of(self, authorization: str) -> str:
         """The name of the token in this header, for logs; empty when there is none that is known."""
         try:
-            return self.identify(authorization).name
+            return self._identify(authorization).name
         except AccessError:
             return ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
@@ -23,7 +24,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class CountingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic for type checkers only
-    """rpcs_started_total and rpcs_handled_total."""
+    """Calls begun and ended, how long they took, their messages and bytes."""
 
     def __init__(self, metrics: FrontendMetrics) -> None:
         self._metrics = metrics
@@ -50,7 +51,17 @@ class CountingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         behaviour = getattr(handler, kind)
         wrap = self._count_generator if inspect.isasyncgenfunction(behaviour) else self._count_coroutine
         # A handler is a named tuple, which the stubs do not know.
-        return cast(Handler, cast(Any, handler)._replace(**{kind: wrap(behaviour, method)}))
+        counting = {kind: wrap(behaviour, method), **self._metered(handler, method)}
+        return cast(Handler, cast(Any, handler)._replace(**counting))
+
+    def _metered(self, handler: Handler, method: str) -> dict[str, Callable[..., Any]]:
+        """What makes messages of bytes and bytes of messages; a handler without either works on bytes."""
+        traffic, found = self._metrics.rpc_traffic, {}
+        if handler.request_deserializer is not None:
+            found["request_deserializer"] = traffic.of(method, "in").deserializer(handler.request_deserializer)
+        if handler.response_serializer is not None:
+            found["response_serializer"] = traffic.of(method, "out").serializer(handler.response_serializer)
+        return found
 
     def _count_coroutine(self, behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
         async def counted(request: object, context: Context) -> object:
@@ -72,7 +83,7 @@ class CountingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     @contextmanager
     def _counting(self, method: str, context: Context) -> Iterator[None]:
         self._metrics.rpcs_started.labels(method).inc()
-        ending = _Ending()
+        ending, began = _Ending(), time.monotonic()
         try:
             yield
             ending.code = _code_of(context)
@@ -84,6 +95,7 @@ class CountingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise
         finally:
             self._metrics.rpcs_handled.labels(method, ending.code.name).inc()
+            self._metrics.rpc_duration.labels(method, ending.code.name).observe(time.monotonic() - began)
 
 
 @dataclasses.dataclass(slots=True)

@@ -20,7 +20,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from frontend.engine_client.balancer import Candidate
-from frontend.engine_client.channel import open_channel
+from frontend.engine_client.channel import open_channel, open_stream
 from frontend.engine_client.connection_state import (
     ClientIdentity,
     ConnectionState,
@@ -31,6 +31,7 @@ from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineS
 from frontend.engine_client.outbox import NewRequest
 from frontend.engine_client.session import EngineSession
 from frontend.engine_client.tokenizer_store import TokenizerStore
+from frontend.engine_client.transport_stats import TransportStats
 from frontend.engine_client.utility_calls import UtilityCalls
 from frontend.engine_client.wire import to_engine_error, to_facts, to_loss
 from frontend.engine_outputs import EngineOutput
@@ -84,7 +85,9 @@ class EngineConnection:
         listener: ConnectionListener,
         *,
         ready_timeout_s: float,
+        stats: TransportStats,
     ) -> None:
+        self._stats = stats
         self.endpoint = endpoint
         self.state = ConnectionState.CONNECTING
         self.engine_state = EngineState.UNSPECIFIED
@@ -103,8 +106,7 @@ class EngineConnection:
         self._ready_timeout_s = ready_timeout_s
         self._session: EngineSession | None = None
         self._utility_calls = UtilityCalls()
-        self._num_unanswered = 0
-        self._num_unreported = 0
+        self._num_unanswered = self._num_unreported = 0
         self._backoff_s = MIN_BACKOFF_S
         self._waiting_for = ""
 
@@ -204,7 +206,7 @@ class EngineConnection:
             self.boot = None
 
     async def _serve(self, info: EngineFacts, tokenizer_dir: Path) -> None:
-        session = EngineSession(self._stub.Connect(None, wait_for_ready=True), self)
+        session = EngineSession(open_stream(self._channel, self._stats.meter), self, self._stats)
         try:
             facts = await self._in_time(session.open(self._hello(info)))
             await self._listener.on_attach(self, facts, tokenizer_dir)
@@ -267,12 +269,13 @@ class EngineConnection:
         )
 
     def _become_ready(self, session: EngineSession, facts: EngineFacts) -> None:
+        if self.facts is not None:
+            self._stats.reconnected(facts.engine_id, is_new_boot=self.facts.boot != facts.boot)
         self.facts = facts
         self.load = EngineLoad()
         self.last_error = None
         self.engine_state = facts.state
-        self._num_unanswered = 0
-        self._num_unreported = 0
+        self._num_unanswered = self._num_unreported = 0
         self._session = session
         self._backoff_s = MIN_BACKOFF_S
         self._waiting_for = ""

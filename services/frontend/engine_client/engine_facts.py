@@ -59,6 +59,8 @@ class EngineFacts:
     data_parallel_size: int = 1
     # It serves by priority.
     has_priorities: bool = False
+    # Of its KV cache, the null block included.
+    num_blocks: int = 0
 
     @property
     def boot(self) -> tuple[str, str]:
@@ -100,9 +102,18 @@ def strictest(facts: EngineFacts, others: Sequence[EngineFacts]) -> EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """The part of SchedulerStats that picking an engine needs."""
+    """The part of SchedulerStats that picking an engine needs, here or by somebody who scrapes us."""
 
     running: int = 0
     waiting: int = 0
+    # Of these: held back by a grammar.
+    waiting_deferred: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
     # Frontends that send it requests, this one included.
     num_frontends: int = 1

@@ -42,11 +42,13 @@ class Heartbeat:
             nonce=self._num_pings, through_step_loop=through_step_loop, client_monotonic_ns=int(now * 1_000_000_000)
         )
 
-    def on_pong(self, pong: pb.Pong) -> None:
-        """An answer; it also stands for all older pings of its kind."""
+    def on_pong(self, pong: pb.Pong) -> float | None:
+        """An answer; it also stands for all older pings of its kind. Returns when its ping was sent, if one was."""
+        sent = None
         unanswered = self._step_loop if pong.through_step_loop else self._io
         while unanswered and unanswered[0][0] <= pong.nonce:
-            unanswered.popleft()
+            sent = unanswered.popleft()[1]
+        return sent
 
     def lost_at(self) -> float | None:
         """When the connection counts as lost unless a pong arrives; None when no ping is unanswered."""

@@ -35,6 +35,9 @@ class Outbox:
         self._items: deque[NewRequest | pb.ConnectRequest] = deque()
         self._has_items = asyncio.Event()
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     def add(self, request: NewRequest) -> None:
         """Queue a new request."""
         self._put(request)

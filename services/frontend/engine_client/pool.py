@@ -29,6 +29,7 @@ from frontend.engine_client.engine_facts import EngineFacts, EngineState, strict
 from frontend.engine_client.members import Members
 from frontend.engine_client.outbox import NewRequest
 from frontend.engine_client.tokenizer_store import TokenizerStore
+from frontend.engine_client.transport_stats import TransportStats
 from frontend.engine_client.wire import to_abort_reason
 from frontend.engine_outputs import EngineFinishReason, EngineOutput
 from frontend.retry_advice import RETRY_AFTER_MS
@@ -90,9 +91,12 @@ class EnginePool:
         listener: PoolListener,
         *,
         ready_timeout_s: float,
+        stats: TransportStats | None = None,
     ) -> None:
+        stats = stats or TransportStats()
+
         def connect(address: str) -> EngineConnection:
-            return EngineConnection(address, identity, tokenizers, self, ready_timeout_s=ready_timeout_s)
+            return EngineConnection(address, identity, tokenizers, self, ready_timeout_s=ready_timeout_s, stats=stats)
 
         self._listener = listener
         self._handles = itertools.count(1)

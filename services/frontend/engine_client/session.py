@@ -17,6 +17,7 @@ import grpc.aio
 from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineState
 from frontend.engine_client.heartbeat import Heartbeat
 from frontend.engine_client.outbox import Outbox
+from frontend.engine_client.transport_stats import TransportStats
 from frontend.engine_client.wire import (
     to_death,
     to_facts,
@@ -58,10 +59,13 @@ class SessionListener(Protocol):
 class EngineSession:
     """An open stream. `outbox` takes what is to be written, also before the stream is ready."""
 
-    def __init__(self, call: Call, listener: SessionListener) -> None:
+    def __init__(self, call: Call, listener: SessionListener, stats: TransportStats) -> None:
         self.outbox = Outbox()
         self._call = call
         self._listener = listener
+        self._stats = stats
+        stats.outboxes.append(self.outbox)
+        self._engine_id = ""
         self._boot_id = ""
         self._last_batch_seq = 0
         self._is_draining = False
@@ -78,7 +82,8 @@ class EngineSession:
         if frame.WhichOneof("message") != "ready":
             raise to_loss("transport", "", f"its first frame was {frame.WhichOneof('message')} and not Ready")
         facts = to_facts(frame.ready)
-        self._boot_id = facts.boot_id
+        self._boot_id, self._engine_id = facts.boot_id, facts.engine_id
+        self._stats.meter.read("ready", 0.0)
         self._heartbeat = Heartbeat(facts.ping_interval_s, facts.ping_timeout_s)
         return facts
 
@@ -97,7 +102,9 @@ class EngineSession:
             raise end
 
     def cancel(self) -> None:
-        """Drop the stream without a word; without effect when it is over."""
+        """Drop the stream without a word, or let go of one that is over."""
+        if self.outbox in self._stats.outboxes:
+            self._stats.outboxes.remove(self.outbox)
         self._call.cancel()
 
     def say_goodbye(self, reason: str, *, abort_running: bool) -> None:
@@ -128,8 +135,10 @@ class EngineSession:
         kind = frame.WhichOneof("message")
         if kind == "outputs":
             await self._receive_outputs(frame.outputs)
-        elif kind == "pong":
-            self._heartbeat.on_pong(frame.pong)
+            return
+        self._stats.meter.read(kind, 0.0)
+        if kind == "pong":
+            self._on_pong(frame.pong)
             self._report_state(to_state(frame.pong.state))
         elif kind == "shutdown":
             self._is_draining = True
@@ -140,6 +149,12 @@ class EngineSession:
             # Kinds of frames that a newer engine may have added carry nothing that this frontend asked for.
             logger.debug("frame of kind %s ignored", kind)
 
+    def _on_pong(self, pong: pb.Pong) -> None:
+        sent = self._heartbeat.on_pong(pong)
+        if sent is not None:
+            took_s = time.monotonic() - sent
+            self._stats.ponged(self._engine_id, took_s, through_step_loop=pong.through_step_loop)
+
     async def _receive_outputs(self, batch: pb.EngineCoreOutputs) -> None:
         missing = batch.batch_seq - self._last_batch_seq - 1
         self._last_batch_seq = batch.batch_seq
@@ -147,7 +162,9 @@ class EngineSession:
             self._listener.on_batch_gap(missing)
         # Before the outputs: the weights may have made them.
         self._listener.on_weight_version(batch.stats.weight_version)
+        began = time.perf_counter()
         outputs = to_outputs(batch)
+        self._stats.meter.read("outputs", time.perf_counter() - began)
         if outputs:
             await self._listener.on_outputs(outputs)
         # After the outputs: the snapshot counts the requests that they say are queued.
@@ -166,8 +183,11 @@ class EngineSession:
         try:
             while True:
                 await self.outbox.wait()
+                began = time.perf_counter()
                 for frame in self.outbox.take():
+                    self._stats.meter.made(time.perf_counter() - began)
                     await self._call.write(frame)
+                    began = time.perf_counter()
                 if self._said_goodbye:
                     await self._call.done_writing()
                     return

@@ -85,6 +85,7 @@ def to_facts(ready: pb.Ready) -> EngineFacts:
         data_parallel_rank=ready.data_parallel_rank,
         data_parallel_size=max(1, ready.data_parallel_size),
         has_priorities="priority" in ready.features,
+        num_blocks=ready.num_blocks,
     )
 
 
@@ -98,7 +99,19 @@ def to_state(value: int) -> EngineState:
 
 def to_load(stats: pb.SchedulerStats) -> EngineLoad:
     """The load of a stats snapshot."""
-    return EngineLoad(running=stats.running, waiting=stats.waiting, num_frontends=max(1, stats.frontends))
+    return EngineLoad(
+        running=stats.running,
+        waiting=stats.waiting,
+        waiting_deferred=stats.waiting_deferred,
+        kv_blocks_used=stats.kv_blocks_used,
+        kv_blocks_total=stats.kv_blocks_total,
+        prefix_query_tokens=stats.prefix_query_tokens,
+        prefix_hit_tokens=stats.prefix_hit_tokens,
+        preemptions=stats.preemptions,
+        prompt_tokens=stats.prompt_tokens,
+        generation_tokens=stats.generation_tokens,
+        num_frontends=max(1, stats.frontends),
+    )
 
 
 def to_outputs(batch: pb.EngineCoreOutputs) -> list[EngineOutput]:

@@ -26,6 +26,7 @@ from frontend.input_processor.sampling import num_choices, read_sampling
 from frontend.input_processor.stopping import check_stop, resolve_max_tokens, resolve_min_tokens
 from frontend.input_processor.structured_output import check_structured_output
 from frontend.input_processor.unsupported import refuse_unsupported
+from frontend.text_times import TextTimes
 from frontend.tokenizer import Tokenizer
 from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2
@@ -84,7 +85,9 @@ class InputProcessor:
         *,
         num_threads: int = 2,
         clock: Callable[[], float] = time.monotonic,
+        times: TextTimes | None = None,
     ) -> None:
+        self._times = times or TextTimes()
         self.facts = facts
         self._tokenizer = tokenizer
         self._clock = clock
@@ -104,7 +107,11 @@ class InputProcessor:
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         """Run work of the tokenizer in one of its threads: on the event loop it would hold up every stream."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self._times.num_in_threads += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._times.num_in_threads -= 1
 
     async def process(
         self,
@@ -149,6 +156,7 @@ class InputProcessor:
 
     def _encode(self, draft: _Draft) -> _Encoded:
         """Prompt ids, cut and checked, and what else the tokenizer has to say. Takes long; touches no state."""
+        began = time.perf_counter()
         request, facts = draft.request, draft.facts
         text = text_to_encode(request, facts, self._tokenizer.max_token_bytes)
         add_special_tokens = request.add_special_tokens if request.HasField("add_special_tokens") else True
@@ -157,6 +165,7 @@ class InputProcessor:
         checks = FieldChecks()
         check_tokens(request, prompt_token_ids, facts, checks)
         checks.raise_if_any()
+        self._times.tokenize.observe(time.perf_counter() - began)
         return _Encoded(prompt_token_ids, bad_words, self._echo(draft, prompt_token_ids))
 
     def _echo(self, draft: _Draft, prompt_token_ids: list[int]) -> str | None:
