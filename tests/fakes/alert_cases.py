@@ -25,7 +25,7 @@ _FINISHED = f'{_F}requests_finished_total{_FE},model_name="m",engine_id="e",fini
 _TTFT = f'{_F}time_to_first_token_seconds_%s{_FE},model_name="m",engine_id="e"%s}}'
 _ITL = f'{_F}inter_token_latency_seconds_%s{_FE},model_name="m",engine_id="e"%s}}'
 _OUTBOX = f'{_E}outbox_bytes{_ENGINE},client_id="c"}}'
-_COALESCED = f'{_E}batches_coalesced_total{_ENGINE},client_id="c"}}'
+_COALESCED = f"{_E}batches_coalesced_total{_ENGINE}}}"
 _MEMORY = f"process_resident_memory_bytes{_FE}}}"
 _EXPIRY = f"{_F}tls_certificate_expiry_timestamp_seconds{_FE}}}"
 

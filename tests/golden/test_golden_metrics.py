@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from metrics_page import TABLES, golden_text, with_tables
+
 from stepwire.metric_rows import MetricKind
 
 HERE = Path(__file__).parent

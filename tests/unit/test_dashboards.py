@@ -50,6 +50,18 @@ def test_titles_are_unique():
     assert len(set(titles)) == len(titles)
 
 
+def test_every_series_of_panels_and_rules_is_served():
+    rules = (build.HERE.parent / "prometheus" / "rules.yaml").read_text(encoding="utf-8")
+    served = (build.HERE.parent.parent / "tests" / "golden" / "metrics.txt").read_text(encoding="utf-8")
+    used = re.findall(
+        r"stepwire_(?:frontend|engine_core)_\w+", rules + json.dumps([committed(board) for board in BOARDS])
+    )
+    # gc_pause_seconds of both services are chosen by a pattern there.
+    wanted = {re.sub("_(bucket|sum|count|total)$", "", name) for name in used}
+    assert len(wanted) > 70
+    assert wanted <= {re.sub("_total$", "", name) for name in re.findall(r"^stepwire_\w+", served, re.MULTILINE)}
+
+
 def test_every_expression_is_valid(tmp_path):
     promtool = require_program("promtool", how="apt-get install prometheus (make system-deps)")
     rules = [
@@ -65,5 +77,5 @@ def test_every_expression_is_valid(tmp_path):
 def test_every_expression_keeps_to_the_chosen_model_engine_or_frontend():
     for panel in PANELS:
         for query in panel.queries:
-            is_of_process = re.search("process_|engine_core_gc_|engine_core_log_", query.expr)
+            is_of_process = re.search("process_|engine_core_(gc|log|interpreter)_", query.expr)
             assert is_of_process or any(variable in query.expr for variable in VARIABLES[:3]), query.expr

@@ -104,10 +104,10 @@ _TIME = Row(
             Kind.STACKED,
         ),
         Panel(
-            "Grammars",
-            "p99 of the time to compile one, and how many are being compiled or wait for it.",
+            "Compiling a grammar p99",
+            "p99 of the time to compile one. Its request waits meanwhile, and holds up nobody else.",
             Unit.SECONDS,
-            (Query(quantile(0.99, f"{_E}grammar_compile_seconds", "kind"), "p99 {{kind}}"),),
+            (Query(quantile(0.99, f"{_E}grammar_compile_seconds", "kind"), "{{kind}}"),),
             event="a request with structured output",
         ),
     ),
@@ -177,11 +177,12 @@ _HEALTH = Row(
         ),
         Panel(
             "Requests ended early",
-            "Refused or aborted by the engine, by reason.",
+            "Refused, aborted or failed in the engine, by reason.",
             Unit.PER_SECOND,
             (
                 Query(nonzero(rate(f"{_E}requests_rejected_total", "reason")), "rejected {{reason}}"),
                 Query(rate(f"{_E}requests_aborted_total", "reason"), "aborted {{reason}}"),
+                Query(rate(f"{_E}request_errors_total", "reason"), "failed {{reason}}"),
             ),
             event="a request that the engine refuses",
         ),

@@ -6,6 +6,7 @@ from stepwire_client.monitor.panel import Board, Kind, Panel, Query, Row, Unit
 from stepwire_client.monitor.promql import largest, nonzero, quantile, rate, select, total
 
 _F, _E = "stepwire_frontend_", "stepwire_engine_core_"
+_OF_USERS = 'grpc_method!~"/grpc[.].*"'
 _OURS = 'job=~".*stepwire.*"'
 
 _TRANSPORT = Row(
@@ -52,7 +53,7 @@ _TRANSPORT = Row(
             "Coalesced batches",
             "Steps whose output was merged because a frontend was behind.",
             Unit.PER_SECOND,
-            (Query(rate(f"{_E}batches_coalesced_total", "client_id"), "{{client_id}}"),),
+            (Query(rate(f"{_E}batches_coalesced_total", "engine_id"), "{{engine_id}}"),),
         ),
         Panel(
             "Queues",
@@ -65,9 +66,15 @@ _TRANSPORT = Row(
         ),
         Panel(
             "Sessions",
-            "Streams of frontends that the engines hold, and how they came and went.",
+            "Streams of frontends that the engines hold.",
             Unit.COUNT,
             (Query(total(f"{_E}sessions", "state"), "{{state}}"),),
+        ),
+        Panel(
+            "Session events",
+            "How streams came and went: opened, taken up again, cut because the frontend did not read.",
+            Unit.PER_SECOND,
+            (Query(rate(f"{_E}session_events_total", "event"), "{{event}}"),),
         ),
         Panel(
             "Reconnects",
@@ -120,6 +127,18 @@ _WORK = Row(
             (Query(rate(f"{_F}output_processing_errors_total", "stage"), "{{stage}}"),),
         ),
         Panel(
+            "RPC duration p99",
+            "By method; of a stream until its last message.",
+            Unit.SECONDS,
+            (Query(quantile(0.99, f"{_F}rpc_duration_seconds", "grpc_method", _OF_USERS), "{{grpc_method}}"),),
+        ),
+        Panel(
+            "Refused callers",
+            "Calls without a token that is known, by reason.",
+            Unit.PER_SECOND,
+            (Query(rate(f"{_F}auth_failures_total", "reason"), "{{reason}}"),),
+        ),
+        Panel(
             "RPC bytes",
             "Bytes of requests and answers of the public API.",
             Unit.BYTES_PER_SECOND,
@@ -145,6 +164,12 @@ _RUNTIME = Row(
             "How late timers of the frontends' event loops are.",
             Unit.SECONDS,
             (Query(quantile(0.99, f"{_F}event_loop_lag_seconds", "instance"), "{{instance}}"),),
+        ),
+        Panel(
+            "Interpreter lag p99",
+            "How long threads of an engine wait for the interpreter lock.",
+            Unit.SECONDS,
+            (Query(quantile(0.99, f"{_E}interpreter_lag_seconds", "thread"), "{{thread}}"),),
         ),
         Panel(
             "Resident memory",

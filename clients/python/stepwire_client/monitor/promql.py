@@ -18,7 +18,12 @@ _OF_REQUESTS = (
     "stepwire_frontend_time_to_first_token",
     "stepwire_frontend_inter_token_latency",
 )
-_OF_PROCESSES = ("process_", "stepwire_engine_core_gc_", "stepwire_engine_core_log_", "stepwire_engine_core_build_")
+_OF_PROCESSES = (
+    "process_",
+    "stepwire_engine_core_gc_",
+    "stepwire_engine_core_log_",
+    "stepwire_engine_core_interpreter_",
+)
 _OF_ENGINES = (
     "stepwire_frontend_engine_",
     "stepwire_frontend_batch_gap",
