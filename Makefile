@@ -19,7 +19,7 @@ ARGS ?=
 BENCH ?=
 PYTEST ?= $(BIN)/pytest
 
-.PHONY: help install run observe demo test test-fast test-property golden-update check check-protos protos dashboards fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run observe demo test test-fast test-property golden-update metrics-doc dashboards check check-protos protos fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ fmt: $(INSTALLED) ## Format the code and the protos
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix --quiet
 	@if [ -x $(BUF) ]; then $(BUF) format --write; fi
+
+metrics-doc: $(INSTALLED) ## Make the tables of docs/metrics.md and their golden file from the code; review the diff
+	@$(PYTEST) -q tests/golden/test_golden_metrics.py --golden-update
 
 protos: $(INSTALLED) ## Regenerate the committed stubs from protos/
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/generate-stubs shared
