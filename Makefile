@@ -22,7 +22,7 @@ PYTEST ?= $(BIN)/pytest
 FUZZ_SECONDS ?= 1200
 FUZZ_ARGS ?=
 
-.PHONY: help install run demo test test-fast test-property fuzz golden-update metrics-doc check check-protos protos clients fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc dashboards check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ $(INSTALLED): pyproject.toml scripts/install
 
 run: $(INSTALLED) ## Start both services, show a sample answer, stay up (ARGS="--model ...")
 	@$(BIN)/python -m launcher $(ARGS)
+
+observe: $(INSTALLED) ## Start Prometheus with the alert rules beside a running `make run` (Debian: prometheus)
+	@$(BIN)/python -m launcher.observe $(ARGS)
 
 demo: $(INSTALLED) ## The same, but end after the sample answer
 	@$(BIN)/python -m launcher --demo $(ARGS)
@@ -81,6 +84,9 @@ check-protos: $(INSTALLED) ## The stubs match protos/; buf lint, format and brea
 
 clients: $(INSTALLED) ## Build the Go and C++ clients into build/clients
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/build-clients
+
+dashboards: $(INSTALLED) ## Write deploy/grafana/*.json from the panels of stepwire_client.monitor
+	@$(BIN)/python deploy/grafana/build.py
 
 bench: $(INSTALLED) ## Measure everything that needs no other engine, < 10 minutes (BENCH="model_step ..." = only these)
 	@$(BIN)/python -m bench.run $(BENCH)

@@ -50,7 +50,8 @@ def launch(options: LaunchOptions, console: Console) -> None:
         services.start_all(options, started)
         _show(options, started, console)
         if not options.is_demo:
-            _stay(started, console)
+            with services.observed(options):
+                _stay(started, console)
     finally:
         with _step("Stopping", console):
             problems = services.stop_all(started, options.stop_timeout_s)
@@ -65,7 +66,8 @@ def _show(options: LaunchOptions, started: list[Child], console: Console) -> Non
             services.wait_until_serving(client, started, options.ready_timeout_s)
         sample.stream(client, options.prompt, console)
     if not options.is_demo:
-        sample.print_next_steps(target, f"{preflight.HOST}:{options.frontend_admin_port}", console)
+        metrics = [f"{preflight.HOST}:{port}" for port in (options.frontend_metrics_port, options.engine_metrics_port)]
+        sample.print_next_steps(target, f"{preflight.HOST}:{options.frontend_admin_port}", metrics, console)
 
 
 def _stay(started: list[Child], console: Console) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -35,13 +36,14 @@ def stream(client: Client, prompt: str, console: Console) -> None:
     console.print()
 
 
-def print_next_steps(target: str, admin_target: str, console: Console) -> None:
+def print_next_steps(target: str, admin_target: str, metrics: Sequence[str], console: Console) -> None:
     """Commands that work as they stand."""
     console.print("\nSend the next request:", style="bold")
     for line in (cli_line(target), grpcurl_line(target)):
         console.print("  " + line, markup=False, highlight=False, soft_wrap=True)
     console.print("\nLook after the engine:", style="bold")
-    console.print("  " + admin_line(admin_target), markup=False, highlight=False, soft_wrap=True)
+    for line in (admin_line(admin_target), top_line(metrics)):
+        console.print("  " + line, markup=False, highlight=False, soft_wrap=True)
     console.print("\nCtrl-C stops both services.", style="dim")
 
 
@@ -53,6 +55,11 @@ def cli_line(target: str) -> str:
 def admin_line(target: str) -> str:
     """The state of the engine, on the frontend's admin port."""
     return shlex.join([_command(), "admin", "dump-state", "--target", target])
+
+
+def top_line(metrics: Sequence[str]) -> str:
+    """Both services live; `metrics` are their metrics ports."""
+    return shlex.join([_command(), "top", *metrics])
 
 
 def _command() -> str:

@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import grpc
 
-from launcher import children
+from launcher import children, targets
 from launcher.children import Child
 from launcher.errors import LaunchError
 from launcher.options import LaunchOptions
@@ -55,6 +56,15 @@ def start_all(options: LaunchOptions, started: list[Child]) -> None:
     # Variables STEPWIRE_* configure the engine, whose settings are the many; the frontend would refuse them.
     environment = settings.environment_without_settings()
     started.append(children.start("frontend", frontend_command(options), options.log_dir, environment))
+
+
+def observed(options: LaunchOptions) -> AbstractContextManager[None]:
+    """For the body, a Prometheus of `make observe` scrapes both."""
+    return targets.announced(
+        options.log_dir / "targets" / f"{options.frontend_metrics_port}.json",
+        [f"{HOST}:{options.frontend_metrics_port}"],
+        [f"{HOST}:{options.engine_metrics_port}"],
+    )
 
 
 def wait_until_serving(client: Client, started: Sequence[Child], timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The `stepwire` command: generate, chat, embed, tokenize, models, health, bench, admin.
+"""The `stepwire` command: generate, chat, embed, tokenize, models, health, bench, top, report, admin.
 
 Exit codes: 0 done, 1 the server refused or failed, 2 wrong usage, 130 interrupted (which aborts what was running).
 """
@@ -20,6 +20,8 @@ from stepwire_client import (
     cli_generate,
     cli_input,
     cli_printing,
+    cli_report,
+    cli_top,
 )
 from stepwire_client import cli_options as opt
 from stepwire_client.cli_session import FAILED, connected
@@ -36,6 +38,8 @@ app.command()(cli_generate.generate)
 app.command()(cli_chat.chat)
 app.command()(cli_embed.embed)
 app.command()(cli_bench.bench)
+app.command()(cli_top.top)
+app.command("report")(cli_report.report_command)
 app.add_typer(cli_admin.app, name="admin")
 
 Texts = Annotated[
