@@ -158,6 +158,7 @@ class EngineSettings(Settings):
     enable_reflection: bool = Field(True, description="Let clients such as grpcurl discover the services.")
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least severe level logged.")
+    log_stats_interval_s: float = Field(10.0, ge=0, description="A line of figures this often; 0 = none.")
     log_format: Literal["text", "json"] = Field("text", description="Readable lines or one JSON object a line.")
 
     @property

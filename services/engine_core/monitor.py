@@ -14,6 +14,7 @@ from engine_core.core_proc import EngineCoreProc
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import DeathCause, EngineCoreDead
 from engine_core.sessions import Sessions
+from engine_core.stats_log import StatsLog
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Monitor:
         self._on_hung = on_hung
         self._clock = clock
         self._stats_time = clock()
+        self._stats_log = StatsLog(settings.log_stats_interval_s, clock())
         self._stopped = threading.Event()
         self._interval_s = min(MAX_INTERVAL_S, settings.stall_warn_s / 4)
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
@@ -79,6 +81,7 @@ class Monitor:
         if self._clock() - self._stats_time >= STATS_MAX_GAP_S:
             self._stats_time = self._clock()
             self._proc.republish_stats()
+        self._stats_log.look(self._proc.latest_stats, self._proc.core.times, self._clock())
 
     def _check_shutdown(self) -> None:
         deadline = self._proc.shutdown_deadline

@@ -33,6 +33,7 @@ from engine_core.server import CONNECT_METHOD, MAX_GRPC_THREADS, SERVICE_NAME, E
 from engine_core.sessions import Sessions
 from engine_core.shutdown import ShutdownController
 from engine_core.startup import ModelLoader, start_engine
+from engine_core.startup_trace import trace_startup
 from engine_core.step_progress import StepProgress
 from engine_core.stream_interceptor import StreamInterceptor
 from engine_core.wire import RECEIVED_KINDS, SENT_KINDS, FrameEncoder
@@ -173,6 +174,7 @@ class EngineProcess:
                 kv_event_feed=self._kv_event_feed,
             )
             self._view.startup_times = started.times
+            trace_startup(started.times, self._clock())
             self._view.proc = self._proc
             servicer.start_serving(self._proc, started.tokenizer_archive)
             self._shutdown.attach(self._proc)

@@ -101,6 +101,7 @@ class Generation:
             processed.num_choices,
             len(processed.prompt_token_ids),
             processed.max_tokens,
+            self.trace.trace_id,
         )
 
     async def next(self) -> Sequence[CollectorItem]:

@@ -55,6 +55,11 @@ class RequestTrace:
         self._engine_span: Span = trace.INVALID_SPAN
         self._finish_reasons: dict[int, str] = {}
 
+    @property
+    def trace_id(self) -> str:
+        """Hexadecimal, for whoever looks for an example; empty when the request is in no trace that is kept."""
+        return f"{self._span.get_span_context().trace_id:032x}" if self._span.is_recording() else ""
+
     def submitted(self, processed: ProcessedRequest) -> None:
         """Put the context of a new span for the engine's work into the engine's message."""
         if not self._span.get_span_context().is_valid:

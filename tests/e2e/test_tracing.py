@@ -151,3 +151,22 @@ def test_no_span_holds_a_prompt_or_an_output(traced: Traced) -> None:
     traced.frontend.generation.Generate(request(stop={"max_tokens": 1}), metadata=(("traceparent", traceparent),))
     traced.receiver.wait_for(trace_id, 3)
     assert CANARY.encode() not in traced.receiver.raw
+
+
+def test_the_start_of_the_engine_is_a_trace(traced: Traced) -> None:
+    startup = traced.receiver.find(lambda span: span.name == "startup")
+    phases = [span for span in traced.receiver.of(startup.trace_id) if span.parent_id == startup.span_id]
+    assert [span.name.removeprefix("startup.") for span in phases] == ["load", "profile", "allocate", "warm_up"]
+    assert startup.start_ns == phases[0].start_ns
+    assert startup.end_ns >= phases[-1].end_ns
+
+
+def test_a_histogram_names_a_trace_as_an_example(traced: Traced) -> None:
+    trace_id, _, traceparent = new_parent()
+    traced.frontend.generation.Generate(request(stop={"max_tokens": 1}), metadata=(("traceparent", traceparent),))
+    scrape = urllib.request.Request(
+        f"http://127.0.0.1:{traced.frontend.metrics_port}/metrics", headers={"accept": "application/openmetrics-text"}
+    )
+    with urllib.request.urlopen(scrape) as response:
+        text = response.read().decode()
+    assert f'# {{trace_id="{trace_id}"}}' in text

@@ -14,9 +14,11 @@ from engine_core.messages import DeathCause, Pong
 from engine_core.monitor import Monitor
 from engine_core.output_queue import OutputQueue
 from engine_core.request_traces import RequestTraces
+from engine_core.scheduler.output import SchedulerStats
 from engine_core.session import Session
 from engine_core.sessions import Sessions
 from engine_core.step_progress import StepProgress
+from engine_core.step_times import StepTimes
 from stepwire.tracing import WallClock
 
 
@@ -33,6 +35,8 @@ class World:
         self.proc.output_queue = OutputQueue(lambda: self.now)
         self.proc.shutdown_deadline = None
         self.proc.kv_event_feed = None
+        self.proc.latest_stats = SchedulerStats()
+        self.proc.core = Mock(times=StepTimes(8, 64))
         self.sessions = Sessions(lambda: self.now)
         self.on_alive, self.on_hung = Mock(), Mock()
         self.monitor = Monitor(
