@@ -18,6 +18,9 @@ ARGS ?=
 # What `make bench` and `make bench-peers` run; empty = all.
 BENCH ?=
 PYTEST ?= $(BIN)/pytest
+# Test files that run at the same time; much of a test is waiting for processes to start.
+TEST_JOBS ?= 2
+PARALLEL := --numprocesses=$(TEST_JOBS) --dist=loadfile
 # All fuzzers together; FUZZ_ARGS="-k http --fuzz-seed=7" repeats what one of them did.
 FUZZ_SECONDS ?= 1200
 FUZZ_ARGS ?=
@@ -44,10 +47,10 @@ demo: $(INSTALLED) ## The same, but end after the sample answer
 	@$(BIN)/python -m launcher --demo $(ARGS)
 
 test: $(INSTALLED) ## Run all tests
-	@$(PYTEST)
+	@$(PYTEST) $(PARALLEL)
 
 test-fast: $(INSTALLED) ## Run the tests that need neither the model nor real processes
-	@$(PYTEST) -m "not slow and not gpu"
+	@$(PYTEST) $(PARALLEL) -m "not slow and not gpu"
 
 test-property: $(INSTALLED) ## Look for new counterexamples with the property tests, longer than `make test`
 	@$(PYTEST) -m hypothesis --hypothesis-profile=long --timeout=3600

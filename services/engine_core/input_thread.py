@@ -91,7 +91,8 @@ class InputThread:
             request = decode_request(self._session.session_id, message, self._proc.core.clock())
             error = self._proc.core.preprocess_add_request(request)
         except Exception as exception:
-            logger.warning("request %s could not be decoded", message.request_id, exc_info=True)
+            extra = {"request_id": message.request_id}
+            logger.warning("a request could not be decoded", exc_info=True, extra=extra)
             text = f"the request could not be decoded: {exception}"
             error = RequestError("REQUEST_FAILED", text, retryable=True, cause_type=type(exception).__name__)
         if error is None:

@@ -7,6 +7,7 @@ turn of the loop, without an await.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,8 +28,11 @@ from frontend.request_trace import RequestTrace
 from frontend.serving_model import ServingModel
 from stepwire.errors import RequestFailedError, StepwireError, UnavailableError
 
+logger = logging.getLogger(__name__)
+
 # An engine that replaces another model is ready at once.
 RETRY_AFTER_MS = 100
+_NS_PER_MS = 1_000_000
 
 
 class ClientGoneError(Exception):
@@ -175,8 +179,27 @@ class Generation:
             metrics.finished[finished_reason].inc()
             metrics.duration.observe(time.monotonic() - self._arrival)
         self.trace.close(self.engine_id, self.collector, finished_reason)
+        if logger.isEnabledFor(logging.DEBUG):
+            self._log_end(finished_reason)
         if self.collector is None:
             return self.handles
         if self.caller.use is not None:
             self.caller.use.count_tokens(self.usage.completion_tokens)
         return self.model.output_processor.close(self.collector)
+
+    def _log_end(self, finished_reason: str) -> None:
+        """The one line about a request."""
+        facts = {"request_id": self.request_id, "model": self.model.facts.model, "engine_id": self.engine_id}
+        if self.collector is not None:
+            usage, timings = self.usage, self.timings
+            counts = {
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "queue_ms": timings.queued_ns // _NS_PER_MS,
+                "prefill_ms": timings.prefill_ns // _NS_PER_MS,
+                "decode_ms": timings.decode_ns // _NS_PER_MS,
+                "ttft_ms": timings.ttft_ns // _NS_PER_MS,
+            }
+            facts |= {name: str(count) for name, count in counts.items()}
+        logger.debug("request ended", extra={**facts, "unfinished_choices_end": finished_reason})

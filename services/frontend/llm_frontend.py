@@ -35,6 +35,7 @@ from frontend.request_errors import (
 )
 from frontend.serving_model import ServingModel
 from stepwire.errors import EngineDeadError, OverloadedError, StepwireError
+from stepwire.log import about_request
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,8 @@ class LLMFrontend:
             generation = self._enter(request_id, self.gate.identify(caller, client_class), deadline_in_s)
             async with generation.time_limit:
                 await self._claim(generation)
-                yield generation
+                with about_request(request_id):
+                    yield generation
         except (asyncio.CancelledError, ClientGoneError):
             kind, finished_reason = AbortKind.CLIENT_CANCELLED, "abort"
             raise

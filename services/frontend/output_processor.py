@@ -108,7 +108,7 @@ class OutputProcessor:
                     self._process(state, choice, output, stopped)
             # The guard: nothing that one request can cause may reach the others.
             except Exception:
-                logger.exception("output processing failed for request %s", state.request_id)
+                logger.exception("output processing failed", extra={"request_id": state.request_id})
                 self._on_failure()
                 error = RequestFailedError(
                     "the output of this request could not be processed", reason="OUTPUT_PROCESSING"

@@ -51,7 +51,7 @@ def slow_client_error(settings: FrontendSettings) -> OverloadedError:
 def as_stepwire_error(caught: Exception, request_id: str) -> StepwireError:
     if isinstance(caught, StepwireError):
         return caught
-    logger.error("request %s failed", request_id, exc_info=caught)
+    logger.error("request failed", exc_info=caught, extra={"request_id": request_id})
     return RequestFailedError("internal error of the frontend", reason="INTERNAL")
 
 

@@ -10,10 +10,16 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
+
+from opentelemetry import trace
 
 Format = Literal["text", "json"]
 
+_request_id: ContextVar[str] = ContextVar("request_id", default="")
 # Whatever a plain record has; the rest was given with `extra=` and becomes a field of the JSON object.
 _STANDARD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -22,7 +28,30 @@ def configure(level: str, fmt: Format, service: str) -> None:
     """Replace the root logger's handlers. `service` names the process in JSON lines."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service) if fmt == "json" else TextFormatter())
+    handler.addFilter(add_context)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+@contextmanager
+def about_request(request_id: str) -> Iterator[None]:
+    """Every line logged inside, by this task and those it starts, carries the id."""
+    token = _request_id.set(request_id)
+    try:
+        yield
+    finally:
+        _request_id.reset(token)
+
+
+def add_context(record: logging.LogRecord) -> bool:
+    """A filter that lets all pass: puts the request and the trace that a line is about into its fields."""
+    request_id = _request_id.get()
+    if request_id:
+        record.__dict__.setdefault("request_id", request_id)
+    span = trace.get_current_span().get_span_context()
+    if span.is_valid:
+        record.__dict__.setdefault("trace_id", f"{span.trace_id:032x}")
+        record.__dict__.setdefault("span_id", f"{span.span_id:016x}")
+    return True
 
 
 class TextFormatter(logging.Formatter):

@@ -6,7 +6,10 @@ import json
 import logging
 import sys
 
-from stepwire.log import JsonFormatter, TextFormatter
+from opentelemetry import trace
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+
+from stepwire.log import JsonFormatter, TextFormatter, about_request, add_context
 
 
 def record(message: str = "hello %s", *args: object, **extra: object) -> logging.LogRecord:
@@ -39,3 +42,21 @@ def test_json_carries_the_traceback():
         made.exc_info = sys.exc_info()
     entry = json.loads(JsonFormatter("x").format(made))
     assert "ValueError: boom" in entry["exception"]
+
+
+def test_lines_about_a_request_carry_its_id_and_its_trace():
+    span = NonRecordingSpan(SpanContext(0xABC, 0xDEF, is_remote=True, trace_flags=TraceFlags(1)))
+    made, other = record(), record(request_id="own")
+    with about_request("r7"), trace.use_span(span):
+        assert add_context(made)
+        add_context(other)
+    entry = json.loads(JsonFormatter("x").format(made))
+    assert entry["request_id"] == "r7"
+    assert (entry["trace_id"], entry["span_id"]) == (f"{0xABC:032x}", f"{0xDEF:016x}")
+    assert json.loads(JsonFormatter("x").format(other))["request_id"] == "own"
+
+
+def test_lines_about_nothing_in_particular_have_no_id():
+    made = record()
+    add_context(made)
+    assert {"request_id", "trace_id"}.isdisjoint(json.loads(JsonFormatter("x").format(made)))
