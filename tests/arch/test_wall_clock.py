@@ -14,9 +14,12 @@ READERS = {
     "services/engine_core/process.py",
     # Templates and answers tell the date.
     "services/frontend/api/compat/engine_facts_messages.py",
+    "services/frontend/api/compat/kv_events_messages.py",
     "services/frontend/api/openai_http/answer.py",
     "services/frontend/api/openai_http/service_routes.py",
     "services/frontend/chat_template.py",
+    # Lays the monotonic clock on the dates of spans, once for each process or session.
+    "shared/stepwire/tracing.py",
 }
 
 

@@ -19,7 +19,7 @@ class Context:
 
 async def test_a_batch_that_overtakes_another_gets_the_lower_number() -> None:
     context = Context()
-    session = FakeEngineSession(SimpleNamespace(ready=pb.Ready()), context)
+    session = FakeEngineSession(SimpleNamespace(ready=pb.Ready(), stats=pb.SchedulerStats()), context)
     for _ in range(4):
         session.send_outputs(handles=[1], token_ids=[1])
     # The queue is full: this one waits, and the next one takes the first place that is free.
