@@ -50,8 +50,8 @@ type quotaViolation struct {
 	Description string `json:"description"`
 }
 
-// make runs the call to its end. An error is one of this program, not of the call.
-func (c *call) make(client *stepwire.Client, method method) (*result, error) {
+// answer runs the call to its end. An error is one of this program, not of the call.
+func (c *call) answer(client *stepwire.Client, method method) (*result, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	if c.TimeoutMs > 0 {

@@ -83,9 +83,9 @@ func answer(client *stepwire.Client, line []byte) (*result, error) {
 	if err := json.Unmarshal(line, &asked); err != nil {
 		return nil, err
 	}
-	make, known := methods[asked.Method]
+	method, known := methods[asked.Method]
 	if !known {
 		return nil, fmt.Errorf("unknown method %q", asked.Method)
 	}
-	return asked.make(client, make)
+	return asked.answer(client, method)
 }
