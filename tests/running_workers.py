@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc.aio
 
 from running_frontend import CHANNEL_OPTIONS
-from stepwire.v1 import generation_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
+from stepwire.v1 import admin_service_pb2_grpc, generation_service_pb2_grpc, model_service_pb2, model_service_pb2_grpc
 
 TIMEOUT_S = 60.0
 
@@ -60,6 +60,10 @@ class RunningWorkers:
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=CHANNEL_OPTIONS)
         self._channels.append(channel)
         return channel
+
+    def admin(self) -> admin_service_pb2_grpc.AdminServiceStub:
+        self._channels.append(channel := grpc.aio.insecure_channel(f"127.0.0.1:{self.admin_port}"))
+        return admin_service_pb2_grpc.AdminServiceStub(channel)
 
     async def instance_of(self, channel: grpc.aio.Channel) -> str:
         """The worker behind it."""
