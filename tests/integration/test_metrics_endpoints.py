@@ -36,6 +36,7 @@ def test_an_engine_serves_what_is_declared_and_a_picker_finds_what_it_reads() ->
         assert scrape.total("stepwire_engine_core_session_events_total", event="opened") == 1
         assert scrape.total("stepwire_engine_core_stream_bytes_total", direction="out", kind="outputs") > 0
         assert scrape.total("stepwire_engine_core_build_info") == 1
+        assert scrape.total("stepwire_engine_core_config_info", max_num_seqs="128", scheduling_policy="fcfs") == 1
         assert scrape.total("process_resident_memory_bytes") > 0
 
 
@@ -76,6 +77,7 @@ async def test_a_frontend_serves_what_is_declared_and_no_mirror_unless_asked(fro
         scrape = await asyncio.to_thread(Scrape, frontend.process.metrics_port, accept)
         scrape.check_against(FRONTEND_ROWS)
     assert "vllm:num_requests_running" not in scrape.families
+    assert scrape.total("stepwire_frontend_config_info", max_concurrent_requests="1024") == 1
     assert scrape.total("vllm:request_success_total", finished_reason="length") == 1
     assert scrape.total("vllm:e2e_request_latency_seconds_count") == 1
     assert scrape.total("stepwire_frontend_tokenize_seconds_count") == 1
