@@ -11,16 +11,14 @@ from fakes import fake_engine_process
 GAP_EVERY = 20
 
 
-class SkippingSession(Session):
-    """Counts one batch too many now and then, as if it had got lost."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name == "batch_seq" and isinstance(value, int) and value % GAP_EVERY == GAP_EVERY - 1:
-            value += 1
-        super().__setattr__(name, value)
+def skip_numbers(session: Session, name: str, value: object) -> None:
+    """Count one batch too many now and then, as if it had got lost."""
+    if name == "batch_seq" and isinstance(value, int) and value % GAP_EVERY == GAP_EVERY - 1:
+        value += 1
+    object.__setattr__(session, name, value)
 
 
 if __name__ == "__main__":
     block_hash._hash_block = lambda parent, token_ids, extra: bytes(32)
-    Session.__setattr__ = SkippingSession.__setattr__  # type: ignore[method-assign]
+    Session.__setattr__ = skip_numbers  # type: ignore[method-assign,assignment]
     sys.exit(fake_engine_process.main())
