@@ -27,7 +27,7 @@ scrape_configs:
     file_sd_configs: [{{files: [{targets}], refresh_interval: 1s}}]
 """
 # Of a rule in a hurry: windows in minutes become seconds, waits for minutes a second.
-_WINDOWS = {"2m": "8s", "5m": "8s", "10m": "40s", "30m": "12s", "1h": "12s", "6h": "12s"}
+_WINDOWS = {"2m": "8s", "5m": "8s", "10m": "60s", "30m": "12s", "1h": "12s", "6h": "12s"}
 
 
 class RunningPrometheus(Prometheus):

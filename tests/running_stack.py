@@ -92,10 +92,17 @@ class Service:
 class Frontend(Service):
     """A frontend and stubs to call it."""
 
-    def __init__(self, *engine_ports: int, cache_dir: Path, http_port: int = 0, flags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        *engine_ports: int,
+        cache_dir: Path,
+        http_port: int = 0,
+        flags: tuple[str, ...] = (),
+        package: str = "frontend",
+    ) -> None:
         endpoints = ",".join(f"127.0.0.1:{port}" for port in engine_ports)
         super().__init__(
-            "frontend",
+            package,
             "--port",
             "0",
             "--admin-port",
@@ -153,10 +160,12 @@ class Stack:
         """`package` may be a faulty engine of tests/fakes instead of the real one."""
         return self._keep(Service(package, "--port", str(port), "--model", str(self._model_dir), *flags))
 
-    def frontend(self, *engines: Service, http_port: int = 0, flags: tuple[str, ...] = ()) -> Frontend:
-        frontend = Frontend(
-            *(engine.port for engine in engines), cache_dir=self._cache_dir, http_port=http_port, flags=flags
-        )
+    def frontend(
+        self, *engines: Service, http_port: int = 0, flags: tuple[str, ...] = (), package: str = "frontend"
+    ) -> Frontend:
+        """`package` may be an unwell frontend of tests/fakes instead of the real one."""
+        ports = (engine.port for engine in engines)
+        frontend = Frontend(*ports, cache_dir=self._cache_dir, http_port=http_port, flags=flags, package=package)
         self._exit_stack.callback(frontend.channel.close)
         return self._keep(frontend)
 

@@ -1,0 +1,218 @@
+"""Each alert fires by the real fault: services around a fake model, a real Prometheus, rules whose times are short."""
+
+from __future__ import annotations
+
+import datetime
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+
+from fakes.fake_executor import HANG_TOKEN, SLOW_TOKEN
+from fakes.small_tokenizer import byte_level_backend, write_model_dir
+from running_prometheus import HOW, RunningPrometheus, hurried_rules, running_prometheus, wait_until
+from running_stack import SERVING, Frontend, Service, Stack, free_port, running_stack
+from skips import require_program
+from stepwire.v1 import common_pb2
+from stepwire.v1.generation_service_pb2 import GenerateRequest
+
+pytestmark = pytest.mark.slow
+
+FAKE_ENGINE = "fakes.fake_engine_process"
+TIMEOUT_S = 60.0
+# What a machine that is busy with other things rightly brings about.
+OF_THE_MACHINE = {"StepwireEventLoopLag", "StepwireGCPause"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPrometheus]:
+    program = require_program("prometheus", how=HOW)
+    with running_prometheus(program, tmp_path_factory.mktemp("prometheus"), hurried_rules()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    return write_model_dir(directory, byte_level_backend(), config={"eos_token_id": 0})
+
+
+class Place:
+    """A stack whose services are all scraped."""
+
+    def __init__(self, stack: Stack, server: RunningPrometheus, model_dir: Path) -> None:
+        self._stack = stack
+        self._model_dir = model_dir
+        self._server = server
+
+    def engine(self, *flags: str, port: int = 0, package: str = FAKE_ENGINE) -> Service:
+        return self._stack.engine("--ping-interval-ms=500", *flags, port=port, package=package)
+
+    def frontend(self, engine: Service, *flags: str, package: str = "frontend") -> Frontend:
+        own = ("--tokenizer", str(self._model_dir), *flags)
+        frontend = self._stack.frontend(engine, flags=own, package=package)
+        self._server.scrape([frontend.metrics_port], [engine.metrics_port])
+        return frontend
+
+    def served(self, engine: Service, *flags: str, package: str = "frontend") -> Frontend:
+        frontend = self.frontend(engine, *flags, package=package)
+        frontend.wait_for_health(SERVING)
+        return frontend
+
+
+@pytest.fixture
+def place(server: RunningPrometheus, model_dir: Path, tmp_path: Path) -> Iterator[Place]:
+    with running_stack(model_dir, tmp_path) as stack:
+        yield Place(stack, server, model_dir)
+    # What the next test sees must be its own.
+    server.scrape([], [])
+
+
+def request(*token_ids: int, max_tokens: int = 60) -> GenerateRequest:
+    stop = common_pb2.StopConditions(max_tokens=max_tokens, ignore_eos=True)
+    return GenerateRequest(token_ids=common_pb2.TokenIds(ids=token_ids), stop=stop)
+
+
+def start(frontend: Frontend, *requests: GenerateRequest) -> list[grpc.Call]:
+    return [frontend.generation.GenerateStream(one, timeout=TIMEOUT_S) for one in requests]
+
+
+def finish(calls: list[grpc.Call]) -> None:
+    for call in calls:
+        with suppress(grpc.RpcError):
+            list(call)  # type: ignore[call-overload]
+
+
+def wait_for_alerts(server: RunningPrometheus, *names: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """All of them fire, if not at the same time; and their texts have no fault."""
+    seen: dict[str, dict[str, str]] = {}
+
+    def have_fired() -> bool:
+        meanwhile()
+        seen.update({alert["alertname"]: alert for alert in server.alerts()})
+        return set(names) <= seen.keys()
+
+    with suppress(AssertionError):
+        wait_until(have_fired, "")
+    assert set(names) <= seen.keys(), f"{set(names) - seen.keys()} did not fire, {set(seen)} did"
+    for name in names:
+        assert "<" not in seen[name]["summary"] + seen[name]["description"]
+
+
+def test_healthy_services_fire_nothing(place: Place, server: RunningPrometheus) -> None:
+    frontend = place.served(place.engine())
+    for number in range(40):
+        finish(start(frontend, *(request(5, 6, number) for _ in range(4))))
+    wait_until(lambda: "StepwireMetricsAbsent" not in {alert["alertname"] for alert in server.alerts()}, "scraped")
+    finish(start(frontend, *(request(5, 6, 7, number) for number in range(40))))
+    fired = {alert["alertname"] for alert in server.alerts()}
+    assert fired <= OF_THE_MACHINE
+
+
+def test_overload(place: Place, server: RunningPrometheus) -> None:
+    # 24 blocks: twelve requests of two, and each wants a third soon. Steps take longer than the objective.
+    limits = ("--num-blocks=25", "--max-num-seqs=12", "--max-queued-requests=8", "--max-model-len=-1")
+    frontend = place.served(place.engine(*limits, "--fake-slow-step-s=0.25"))
+    numbers, calls = count(10), []
+
+    def ask_for_more() -> None:
+        calls.extend(start(frontend, *(request(SLOW_TOKEN, *[next(numbers) % 400] * 17) for _ in range(4))))
+
+    wait_for_alerts(
+        server,
+        *("StepwireQueueGrowing", "StepwireRejecting", "StepwireTTFTHigh", "StepwireITLHigh"),
+        *("StepwireKVPressure", "StepwirePreemptionStorm"),
+        meanwhile=ask_for_more,
+    )
+    for call in calls:
+        call.cancel()
+
+
+def test_a_dead_engine(place: Place, server: RunningPrometheus) -> None:
+    engine = place.engine()
+    frontend = place.served(engine)
+    finish(start(frontend, request(5)))
+    wait_until(lambda: bool(server.value("sum(stepwire_engine_core_steps_total)", time.time())), "it is scraped")
+    engine.kill()
+    wait_for_alerts(
+        server,
+        *("StepwireEngineDown", "StepwireNoEngineServing", "StepwireEngineDied", "StepwireScrapeFailing"),
+        *("StepwireMetricsAbsent", "StepwireHighErrorRatio"),
+        meanwhile=lambda: finish(start(frontend, request(5))),
+    )
+
+
+def test_an_engine_that_is_started_again_and_again(place: Place, server: RunningPrometheus) -> None:
+    port = free_port()
+    engine = place.engine("--engine-id=e", port=port)
+    frontend = place.served(engine)
+    for _ in range(5):
+        engine.kill()
+        wait_until(lambda: frontend.metric("stepwire_frontend_engine_up") == 0, "the death is known")
+        engine = place.engine("--engine-id=e", port=port)
+        wait_until(lambda: frontend.metric("stepwire_frontend_engine_up") == 1, "it is back")
+    wait_for_alerts(server, "StepwireSessionFlapping")
+
+
+def test_a_step_that_hangs(place: Place, server: RunningPrometheus) -> None:
+    frontend = place.served(place.engine())
+    calls = start(frontend, request(HANG_TOKEN))
+    wait_for_alerts(server, "StepwireEngineStalled")
+    calls[0].cancel()
+
+
+def test_callers_that_do_not_read(place: Place, server: RunningPrometheus) -> None:
+    flags = ("--slow-client-bytes=20000", "--slow-client-timeout-s=1")
+    frontend = place.served(place.engine(), *flags)
+    # Each of them has a window of its own to fill.
+    unread = start(frontend, *(request(*range(40, 60), number, max_tokens=4000) for number in range(6)))
+    wait_for_alerts(server, "StepwireSlowClients")
+    finish(unread)
+
+
+def test_a_frontend_that_does_not_read(place: Place, server: RunningPrometheus) -> None:
+    frontend = place.served(place.engine())
+    calls = start(frontend, *(request(*range(40, 60), number, max_tokens=4000) for number in range(64)))
+    for call in calls:
+        next(call)  # type: ignore[call-overload]
+    frontend.signal(signal.SIGSTOP)
+    wait_for_alerts(server, "StepwireSlowFrontend", "StepwireScrapeFailing")
+    frontend.signal(signal.SIGCONT)
+
+
+def test_an_unwell_frontend(place: Place, server: RunningPrometheus) -> None:
+    frontend = place.served(place.engine(), package="fakes.unwell_frontend_process")
+    wait_for_alerts(
+        server,
+        *("StepwireEventLoopLag", "StepwireOutputErrors", "StepwireGCPause", "StepwireMemoryGrowth"),
+        meanwhile=lambda: finish(start(frontend, request(5))),
+    )
+
+
+def test_an_unwell_engine(place: Place, server: RunningPrometheus) -> None:
+    frontend = place.served(place.engine(package="fakes.unwell_engine_process"))
+    prompts = iter(range(1, 400))
+    wait_for_alerts(
+        server,
+        *("StepwireHashCollision", "StepwireBatchGap"),
+        meanwhile=lambda: finish(
+            start(frontend, request(*range(10, 50), next(prompts)), request(*[next(prompts)] * 40))
+        ),
+    )
+
+
+def test_a_certificate_that_ends_soon(place: Place, server: RunningPrometheus, tmp_path: Path) -> None:
+    tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+    certificate = trustme.CA().issue_cert("127.0.0.1", not_after=tomorrow)
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    place.frontend(
+        place.engine(), "--tls-cert-file", str(tmp_path / "cert.pem"), "--tls-key-file", str(tmp_path / "key.pem")
+    )
+    wait_for_alerts(server, "StepwireCertificateExpiry")
