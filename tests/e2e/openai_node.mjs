@@ -64,6 +64,10 @@ const cases = {
     });
     return { text: answer.choices[0].text, usage: answer.usage };
   },
+  embeddings: async () => {
+    const answer = await client.embeddings.create({ model, input: ['one text', 'another'] });
+    return answer.data.map(({ embedding }) => embedding);
+  },
   bad_request: () => errorOf(client.chat.completions.create({ ...chat, top_p: 7 })),
   not_found: () => errorOf(client.chat.completions.create({ ...chat, model: 'other' })),
   abort: async () => {

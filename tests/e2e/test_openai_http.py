@@ -177,3 +177,9 @@ def test_node_gets_openais_errors(node: dict[str, Any]) -> None:
 
 def test_node_drops_a_stream_and_the_engine_notices(node: dict[str, Any]) -> None:
     assert node["abort"] == "text_completion"
+
+
+def test_node_gets_the_vectors_that_python_gets(node: dict[str, Any], client: openai.OpenAI, model: str) -> None:
+    answer = client.embeddings.create(model=model, input=["one text", "another"])
+    for ours, theirs in zip(answer.data, node["embeddings"], strict=True):
+        assert theirs == pytest.approx(ours.embedding, abs=1e-5)
