@@ -63,6 +63,10 @@ class Place:
     def served(self, engine: Service, *flags: str, package: str = "frontend") -> Frontend:
         frontend = self.frontend(engine, *flags, package=package)
         frontend.wait_for_health(SERVING)
+        # A counter whose first sample is above 0 has not grown.
+        for port in (frontend.metrics_port, engine.metrics_port):
+            scraped = f'min_over_time(up{{instance="127.0.0.1:{port}"}}[1m])'
+            wait_until(lambda scraped=scraped: self._server.value(scraped, time.time()) is not None, scraped)
         return frontend
 
 
@@ -74,9 +78,12 @@ def place(server: RunningPrometheus, model_dir: Path, tmp_path: Path) -> Iterato
     server.scrape([], [])
 
 
-def request(*token_ids: int, max_tokens: int = 60) -> GenerateRequest:
-    stop = common_pb2.StopConditions(max_tokens=max_tokens, ignore_eos=True)
-    return GenerateRequest(token_ids=common_pb2.TokenIds(ids=token_ids), stop=stop)
+def request(*token_ids: int, max_tokens: int = 60, logprobs: int | None = None) -> GenerateRequest:
+    return GenerateRequest(
+        token_ids=common_pb2.TokenIds(ids=token_ids),
+        stop=common_pb2.StopConditions(max_tokens=max_tokens, ignore_eos=True),
+        output=common_pb2.OutputOptions(logprobs=logprobs),
+    )
 
 
 def start(frontend: Frontend, *requests: GenerateRequest) -> list[grpc.Call]:
@@ -138,6 +145,7 @@ def test_a_dead_engine(place: Place, server: RunningPrometheus) -> None:
     engine = place.engine()
     frontend = place.served(engine)
     finish(start(frontend, request(5)))
+    wait_until(lambda: server.value("sum(stepwire:engine_deaths:total)", time.time()) == 0, "it is scraped")
     wait_until(lambda: bool(server.value("sum(stepwire_engine_core_steps_total)", time.time())), "it is scraped")
     engine.kill()
     wait_for_alerts(
@@ -170,8 +178,8 @@ def test_a_step_that_hangs(place: Place, server: RunningPrometheus) -> None:
 def test_callers_that_do_not_read(place: Place, server: RunningPrometheus) -> None:
     flags = ("--slow-client-bytes=20000", "--slow-client-timeout-s=1")
     frontend = place.served(place.engine(), *flags)
-    # Each of them has a window of its own to fill.
-    unread = start(frontend, *(request(*range(40, 60), number, max_tokens=4000) for number in range(6)))
+    # Each of them fills what the transport takes, and then output piles up in the frontend.
+    unread = start(frontend, *(request(number, max_tokens=4000, logprobs=20) for number in range(40, 46)))
     wait_for_alerts(server, "StepwireSlowClients")
     finish(unread)
 
