@@ -90,7 +90,7 @@ def test_what_the_openapi_document_allows(target: FuzzedProcesses, fuzzing: Fuzz
     assert {operation.path for operation in operations} >= set(_GOOD)
 
     @given(st.one_of(*(operation.as_strategy() for operation in operations)))
-    @settings(max_examples=200, **_SETTINGS)
+    @settings(max_examples=120, **_SETTINGS)
     def check(case: schemathesis.Case) -> None:
         response = case.call(timeout=TIMEOUT_S)
         check_answer(response.status_code, response.text, (case.path, case.path_parameters, case.body))
@@ -108,7 +108,7 @@ def test_bodies_that_nobody_would_allow(target: FuzzedProcesses, fuzzing: Fuzzin
     )
 
     @given(requests)
-    @settings(max_examples=400, **_SETTINGS)
+    @settings(max_examples=250, **_SETTINGS)
     def check(request: tuple[str, bytes, dict[str, bytes]]) -> None:
         path, body, headers = request
         response = http.post(path, content=body, headers=headers)
