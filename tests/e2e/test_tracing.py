@@ -13,7 +13,7 @@ import pytest
 
 from otlp_receiver import OtlpReceiver, ReceivedSpan, receiving
 from running_stack import SERVING, Frontend, free_port, running_stack
-from stepwire.v1 import generation_service_pb2
+from stepwire.v1 import admin_service_pb2, admin_service_pb2_grpc, generation_service_pb2
 
 pytestmark = pytest.mark.slow
 
@@ -170,3 +170,11 @@ def test_a_histogram_names_a_trace_as_an_example(traced: Traced) -> None:
     with urllib.request.urlopen(scrape) as response:
         text = response.read().decode()
     assert f'# {{trace_id="{trace_id}"}}' in text
+
+
+def test_an_operation_of_an_operator_is_a_span(traced: Traced) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{traced.frontend.admin_port}") as channel:
+        admin = admin_service_pb2_grpc.AdminServiceStub(channel)
+        admin.IsPaused(admin_service_pb2.IsPausedRequest())
+    span = traced.receiver.find(lambda span: span.name == "engine_core.utility/is_paused")
+    assert (span.service, span.kind, span.is_error) == ("stepwire-frontend", CLIENT, False)

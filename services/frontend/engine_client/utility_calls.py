@@ -11,9 +11,11 @@ import itertools
 import logging
 
 from google.protobuf.message import Message
+from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from frontend.engine_client.outbox import Outbox
 from frontend.engine_client.wire import to_engine_error
+from stepwire import tracing
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.errors import StepwireError
 from stepwire.v1 import common_pb2
@@ -43,6 +45,15 @@ class UtilityCalls:
 
     async def call(self, outbox: Outbox, args: Message, timeout_s: float | None) -> Message:
         """The result of the operation, or an EngineError."""
+        operation = _OPERATIONS[args.DESCRIPTOR.full_name]
+        with tracing.tracer.start_as_current_span(f"engine_core.utility/{operation}", kind=SpanKind.CLIENT) as span:
+            outcome = await self._call(outbox, args, timeout_s)
+            if isinstance(outcome, common_pb2.EngineError):
+                span.set_attribute("error.type", outcome.reason)
+                span.set_status(Status(StatusCode.ERROR))
+            return outcome
+
+    async def _call(self, outbox: Outbox, args: Message, timeout_s: float | None) -> Message:
         call_id = next(self._ids)
         future = self._pending[call_id] = asyncio.get_running_loop().create_future()
         outbox.put(pb.ConnectRequest(utility=_make(call_id, args, timeout_s)))
