@@ -52,7 +52,9 @@ def make_request(*prompt: int, max_tokens: int, **fields: Any) -> GenerateReques
 class Caller:
     """One request; `started` is set by its first token, `accepted` by its place in an engine."""
 
-    def __init__(self, load: MeteredLoad, frontend: int, request: GenerateRequest, *, num_choices: int = 1) -> None:
+    def __init__(
+        self, load: MeteredLoad, frontend: int, request: GenerateRequest, *, num_choices: int, rank: int | None
+    ) -> None:
         self.accepted = asyncio.Event()
         self.started = asyncio.Event()
         self.engine_id = ""
@@ -61,6 +63,7 @@ class Caller:
         self._stub = load.stubs[frontend]
         self._request = request
         self._num_choices = num_choices
+        self._metadata = () if rank is None else (("x-data-parallel-rank", str(rank)),)
         self._num_tokens = 0
         self._unfinished = num_choices
         self._call: Any = None
@@ -77,7 +80,7 @@ class Caller:
         await self.task
 
     async def _run(self) -> None:
-        self._call = self._stub.GenerateStream(self._request, timeout=TIMEOUT_S)
+        self._call = self._stub.GenerateStream(self._request, timeout=TIMEOUT_S, metadata=self._metadata)
         code, lost_as = "OK", ""
         try:
             async for message in self._call:
@@ -90,10 +93,13 @@ class Caller:
         self._load.note_end(self._request, code, lost_as, self._num_choices, self._unfinished, self._num_tokens)
 
     def _fate(self, reason: str) -> str:
+        if reason == "QUEUE_TIMEOUT":
+            # Also where its end came together with the news that it was queued.
+            return "abort"
         if not self.accepted.is_set():
             self._load.counts.rejected[reason] += 1
             return ""
-        return "abort" if reason == "QUEUE_TIMEOUT" else "error"
+        return "error"
 
     def _take(self, message: Any) -> None:
         if message.HasField("accepted"):
@@ -123,12 +129,13 @@ class MeteredLoad:
         for channel in self._channels:
             await channel.close()
 
-    def send(self, request: GenerateRequest, *, num_choices: int = 1) -> Caller:
+    def send(self, request: GenerateRequest, *, num_choices: int = 1, rank: int | None = None) -> Caller:
+        """To the next frontend; to an engine of this rank, or to any."""
         if num_choices > 1:
             request.sampling.n = num_choices
             request.sampling.temperature = 1
         self._turn += 1
-        return Caller(self, self._turn % len(self.stubs), request, num_choices=num_choices)
+        return Caller(self, self._turn % len(self.stubs), request, num_choices=num_choices, rank=rank)
 
     async def burst(self, num: int, stop_token_ids: Sequence[int]) -> None:
         """Requests that end by themselves or are refused, all at once."""
@@ -142,8 +149,8 @@ class MeteredLoad:
         await asyncio.gather(*(kinds[n % len(kinds)](n).task for n in range(num)))
 
     async def occupy(self, num: int) -> list[Caller]:
-        """Long requests that have begun; they fill the engines."""
-        callers = [self.send(make_request(SLOW_TOKEN, 30 + n, max_tokens=3000)) for n in range(num)]
+        """Long requests that have begun; they fill the engines of ranks 0 and 1."""
+        callers = [self.send(make_request(SLOW_TOKEN, 30 + n, max_tokens=3000), rank=n % 2) for n in range(num)]
         async with asyncio.timeout(TIMEOUT_S):
             await asyncio.gather(*(caller.started.wait() for caller in callers))
         return callers

@@ -9,6 +9,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 from running_stack import free_port
@@ -48,11 +49,16 @@ class RunningPrometheus(Prometheus):
         draft.write_text(json.dumps(content))
         draft.replace(self._targets)
 
-    def alerts(self) -> list[dict[str, str]]:
-        """Labels and annotations of the alerts that fire now."""
+    def alerts(self, since: datetime) -> list[dict[str, str]]:
+        """Labels and annotations of the alerts that fire now, and whose reason is not older."""
         with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=TIMEOUT_S) as response:
             found = json.load(response)["data"]["alerts"]
-        return [{**alert["labels"], **alert["annotations"]} for alert in found if alert["state"] == "firing"]
+        return [
+            {**alert["labels"], **alert["annotations"]}
+            for alert in found
+            # To the second: it has more digits than Python reads.
+            if alert["state"] == "firing" and datetime.fromisoformat(alert["activeAt"][:19] + "+00:00") >= since
+        ]
 
 
 def hurried_rules() -> str:

@@ -28,6 +28,14 @@ class Scrape:
         self.families: dict[str, Metric] = {family.name: family for family in parse(text)}
         self.samples = [sample for family in self.families.values() for sample in family.samples]
 
+    @property
+    def counters(self) -> dict[tuple[str, ...], float]:
+        """Everything that may never go down, by name and labels; those of the process's own collectors too."""
+        growing = [family for family in self.families.values() if family.type in ("counter", "histogram")]
+        return {
+            (one.name, *sorted(map(str, one.labels.items()))): one.value for family in growing for one in family.samples
+        }
+
     def total(self, name: str, **labels: str) -> float:
         """Sum of a series over the labels that are not given; there must be one at least."""
         found = [one.value for one in self.samples if one.name == name and labels.items() <= one.labels.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +17,10 @@ import trustme
 
 from fakes.fake_executor import HANG_TOKEN, SLOW_TOKEN
 from fakes.small_tokenizer import byte_level_backend, write_model_dir
-from running_prometheus import HOW, RunningPrometheus, hurried_rules, running_prometheus, wait_until
+from running_prometheus import HOW, RULES, RunningPrometheus, hurried_rules, running_prometheus, wait_until
 from running_stack import SERVING, Frontend, Service, Stack, free_port, running_stack
 from skips import require_program
-from stepwire.v1 import common_pb2
+from stepwire.v1 import common_pb2, generation_service_pb2_grpc
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,9 @@ class Place:
     def __init__(self, stack: Stack, server: RunningPrometheus, model_dir: Path) -> None:
         self._stack = stack
         self._model_dir = model_dir
-        self._server = server
+        self.server = server
+        # Alerts that began earlier are of other tests.
+        self.since = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 
     def engine(self, *flags: str, port: int = 0, package: str = FAKE_ENGINE) -> Service:
         return self._stack.engine("--ping-interval-ms=500", *flags, port=port, package=package)
@@ -57,7 +60,7 @@ class Place:
     def frontend(self, engine: Service, *flags: str, package: str = "frontend") -> Frontend:
         own = ("--tokenizer", str(self._model_dir), *flags)
         frontend = self._stack.frontend(engine, flags=own, package=package)
-        self._server.scrape([frontend.metrics_port], [engine.metrics_port])
+        self.server.scrape([frontend.metrics_port], [engine.metrics_port])
         return frontend
 
     def served(self, engine: Service, *flags: str, package: str = "frontend") -> Frontend:
@@ -66,7 +69,7 @@ class Place:
         # A counter whose first sample is above 0 has not grown.
         for port in (frontend.metrics_port, engine.metrics_port):
             scraped = f'min_over_time(up{{instance="127.0.0.1:{port}"}}[1m])'
-            wait_until(lambda scraped=scraped: self._server.value(scraped, time.time()) is not None, scraped)
+            wait_until(lambda scraped=scraped: self.server.value(scraped, time.time()) is not None, scraped)
         return frontend
 
 
@@ -96,13 +99,14 @@ def finish(calls: list[grpc.Call]) -> None:
             list(call)  # type: ignore[call-overload]
 
 
-def wait_for_alerts(server: RunningPrometheus, *names: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+def wait_for_alerts(place: Place, *names: str, meanwhile: Callable[[], object] = lambda: None) -> None:
     """All of them fire, if not at the same time; and their texts have no fault."""
+    server, since = place.server, place.since
     seen: dict[str, dict[str, str]] = {}
 
     def have_fired() -> bool:
         meanwhile()
-        seen.update({alert["alertname"]: alert for alert in server.alerts()})
+        seen.update({alert["alertname"]: alert for alert in server.alerts(since)})
         return set(names) <= seen.keys()
 
     with suppress(AssertionError):
@@ -116,13 +120,15 @@ def test_healthy_services_fire_nothing(place: Place, server: RunningPrometheus) 
     frontend = place.served(place.engine())
     for number in range(40):
         finish(start(frontend, *(request(5, 6, number) for _ in range(4))))
-    wait_until(lambda: "StepwireMetricsAbsent" not in {alert["alertname"] for alert in server.alerts()}, "scraped")
+    wait_until(
+        lambda: "StepwireMetricsAbsent" not in {alert["alertname"] for alert in server.alerts(place.since)}, "scraped"
+    )
     finish(start(frontend, *(request(5, 6, 7, number) for number in range(40))))
-    fired = {alert["alertname"] for alert in server.alerts()}
+    fired = {alert["alertname"] for alert in server.alerts(place.since)}
     assert fired <= OF_THE_MACHINE
 
 
-def test_overload(place: Place, server: RunningPrometheus) -> None:
+def test_overload(place: Place) -> None:
     # 24 blocks: twelve requests of two, and each wants a third soon. Steps take longer than the objective.
     limits = ("--num-blocks=25", "--max-num-seqs=12", "--max-queued-requests=8", "--max-model-len=-1")
     frontend = place.served(place.engine(*limits, "--fake-slow-step-s=0.25"))
@@ -132,7 +138,7 @@ def test_overload(place: Place, server: RunningPrometheus) -> None:
         calls.extend(start(frontend, *(request(SLOW_TOKEN, *[next(numbers) % 400] * 17) for _ in range(4))))
 
     wait_for_alerts(
-        server,
+        place,
         *("StepwireQueueGrowing", "StepwireRejecting", "StepwireTTFTHigh", "StepwireITLHigh"),
         *("StepwireKVPressure", "StepwirePreemptionStorm"),
         meanwhile=ask_for_more,
@@ -149,14 +155,14 @@ def test_a_dead_engine(place: Place, server: RunningPrometheus) -> None:
     wait_until(lambda: bool(server.value("sum(stepwire_engine_core_steps_total)", time.time())), "it is scraped")
     engine.kill()
     wait_for_alerts(
-        server,
+        place,
         *("StepwireEngineDown", "StepwireNoEngineServing", "StepwireEngineDied", "StepwireScrapeFailing"),
         *("StepwireMetricsAbsent", "StepwireHighErrorRatio"),
         meanwhile=lambda: finish(start(frontend, request(5))),
     )
 
 
-def test_an_engine_that_is_started_again_and_again(place: Place, server: RunningPrometheus) -> None:
+def test_an_engine_that_is_started_again_and_again(place: Place) -> None:
     port = free_port()
     engine = place.engine("--engine-id=e", port=port)
     frontend = place.served(engine)
@@ -165,49 +171,53 @@ def test_an_engine_that_is_started_again_and_again(place: Place, server: Running
         wait_until(lambda: frontend.metric("stepwire_frontend_engine_up") == 0, "the death is known")
         engine = place.engine("--engine-id=e", port=port)
         wait_until(lambda: frontend.metric("stepwire_frontend_engine_up") == 1, "it is back")
-    wait_for_alerts(server, "StepwireSessionFlapping")
+    wait_for_alerts(place, "StepwireSessionFlapping")
 
 
-def test_a_step_that_hangs(place: Place, server: RunningPrometheus) -> None:
+def test_a_step_that_hangs(place: Place) -> None:
     frontend = place.served(place.engine())
     calls = start(frontend, request(HANG_TOKEN))
-    wait_for_alerts(server, "StepwireEngineStalled")
+    wait_for_alerts(place, "StepwireEngineStalled")
     calls[0].cancel()
 
 
-def test_callers_that_do_not_read(place: Place, server: RunningPrometheus) -> None:
+def test_callers_that_do_not_read(place: Place) -> None:
     flags = ("--slow-client-bytes=20000", "--slow-client-timeout-s=1")
     frontend = place.served(place.engine(), *flags)
-    # Each of them fills what the transport takes, and then output piles up in the frontend.
-    unread = start(frontend, *(request(number, max_tokens=4000, logprobs=20) for number in range(40, 46)))
-    wait_for_alerts(server, "StepwireSlowClients")
-    finish(unread)
+    # What the transport takes unread is soon used up, and then output piles up in the frontend.
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+    with grpc.insecure_channel(f"127.0.0.1:{frontend.port}", options) as channel:
+        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        requests = [request(number, max_tokens=4000, logprobs=20) for number in range(40, 46)]
+        unread = [stub.GenerateStream(one, timeout=TIMEOUT_S) for one in requests]
+        wait_for_alerts(place, "StepwireSlowClients")
+        finish(unread)
 
 
-def test_a_frontend_that_does_not_read(place: Place, server: RunningPrometheus) -> None:
+def test_a_frontend_that_does_not_read(place: Place) -> None:
     frontend = place.served(place.engine())
     calls = start(frontend, *(request(*range(40, 60), number, max_tokens=4000) for number in range(64)))
     for call in calls:
         next(call)  # type: ignore[call-overload]
     frontend.signal(signal.SIGSTOP)
-    wait_for_alerts(server, "StepwireSlowFrontend", "StepwireScrapeFailing")
+    wait_for_alerts(place, "StepwireSlowFrontend", "StepwireScrapeFailing")
     frontend.signal(signal.SIGCONT)
 
 
-def test_an_unwell_frontend(place: Place, server: RunningPrometheus) -> None:
+def test_an_unwell_frontend(place: Place) -> None:
     frontend = place.served(place.engine(), package="fakes.unwell_frontend_process")
     wait_for_alerts(
-        server,
+        place,
         *("StepwireEventLoopLag", "StepwireOutputErrors", "StepwireGCPause", "StepwireMemoryGrowth"),
         meanwhile=lambda: finish(start(frontend, request(5))),
     )
 
 
-def test_an_unwell_engine(place: Place, server: RunningPrometheus) -> None:
+def test_an_unwell_engine(place: Place) -> None:
     frontend = place.served(place.engine(package="fakes.unwell_engine_process"))
     prompts = iter(range(1, 400))
     wait_for_alerts(
-        server,
+        place,
         *("StepwireHashCollision", "StepwireBatchGap"),
         meanwhile=lambda: finish(
             start(frontend, request(*range(10, 50), next(prompts)), request(*[next(prompts)] * 40))
@@ -215,7 +225,7 @@ def test_an_unwell_engine(place: Place, server: RunningPrometheus) -> None:
     )
 
 
-def test_a_certificate_that_ends_soon(place: Place, server: RunningPrometheus, tmp_path: Path) -> None:
+def test_a_certificate_that_ends_soon(place: Place, tmp_path: Path) -> None:
     tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
     certificate = trustme.CA().issue_cert("127.0.0.1", not_after=tomorrow)
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
@@ -223,4 +233,9 @@ def test_a_certificate_that_ends_soon(place: Place, server: RunningPrometheus, t
     place.frontend(
         place.engine(), "--tls-cert-file", str(tmp_path / "cert.pem"), "--tls-key-file", str(tmp_path / "key.pem")
     )
-    wait_for_alerts(server, "StepwireCertificateExpiry")
+    wait_for_alerts(place, "StepwireCertificateExpiry")
+
+
+def test_no_alert_is_left_out() -> None:
+    alerts = set(re.findall(r"- alert: (\w+)", RULES.read_text(encoding="utf-8")))
+    assert alerts <= set(re.findall(r'"(Stepwire\w+)"', Path(__file__).read_text(encoding="utf-8")))

@@ -44,7 +44,9 @@ class Fleet:
         self.engines = {name: self.start(name) for name in self._ports}
 
     def start(self, name: str) -> Service:
+        rank = str((STAYING, DYING).index(name))
         flags = (*ENGINE_FLAGS, "--engine-id", name, *self._flags)
+        flags += ("--data-parallel-rank", rank, "--data-parallel-size", "2")
         return self._stack.engine(*flags, port=self._ports[name], package=self._package)
 
 
@@ -87,12 +89,32 @@ async def end_in_every_other_way(load: MeteredLoad, fleet: Fleet) -> None:
     timed_out = [load.send(make_request(50, 51 + n, max_tokens=5, queue_timeout_ms=50)) for n in range(4)]
     async with asyncio.timeout(TIMEOUT_S):
         await asyncio.gather(*(caller.accepted.wait() for caller in waiting))
+        await asyncio.to_thread(check_full, fleet, len(waiting))
         await asyncio.gather(*(caller.cancel() for caller in waiting), *(caller.task for caller in timed_out))
         await asyncio.gather(*(caller.abort() for caller in occupants if caller.engine_id == STAYING))
         dying = [caller for caller in occupants if caller.engine_id == DYING]
         assert dying
         await asyncio.to_thread(fleet.engines[DYING].kill)
         await asyncio.gather(*(caller.task for caller in dying))
+
+
+def check_full(fleet: Fleet, num_waiting: int) -> None:
+    """In the middle of the load: every place is taken, the others wait, and no counter goes down."""
+
+    def scrape() -> list[Scrape]:
+        return [Scrape(engine.metrics_port) for engine in fleet.engines.values()]
+
+    # Those that time out are gone by then.
+    wait_until(lambda: total(scrape(), "vllm:num_requests_waiting") == num_waiting)
+    before, after = scrape(), scrape()
+    for earlier, later in zip(before, after, strict=True):
+        later.check_against(engine_core.metrics.ROWS)
+        assert later.total("vllm:num_requests_running") == MAX_NUM_SEQS
+        assert 0 < later.total("vllm:kv_cache_usage_perc") <= 1
+        assert earlier.counters.keys() <= later.counters.keys()
+        assert all(value <= later.counters[series] for series, value in earlier.counters.items())
+    assert total(after, "stepwire_engine_core_requests_waiting_by_reason", reason="capacity") == num_waiting
+    assert max(one.total("stepwire_engine_core_oldest_waiting_seconds") for one in after) > 0
 
 
 def check_engines(load: MeteredLoad, fleet: Fleet) -> None:
