@@ -27,6 +27,7 @@ BENCHMARKS = (
     "prefix_cache_cost",
     "start_and_memory",
     "step_overhead",
+    "scrape_cost",
     "worker_overhead",
     "service_overhead",
     "serving_alone",

@@ -58,11 +58,12 @@ class RunningEngine:
         return code
 
     def metric(self, pattern: str) -> float:
-        """Value of the one series whose name and labels match."""
+        """Sum of the series whose name and labels match; there must be one at least."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as response:
             text = response.read().decode()
-        [value] = re.findall(rf"^stepwire_engine_core_{pattern} (\S+)$", text, re.MULTILINE)
-        return float(value)
+        values = re.findall(rf"^stepwire_engine_core_{pattern} (\S+)$", text, re.MULTILINE)
+        assert values, f"no series {pattern}"
+        return sum(map(float, values))
 
     def connect(self, session_id: str = "session", **hello: object) -> EngineStream:
         stream = EngineStream(self.stub)

@@ -70,6 +70,9 @@ class LLMFrontend:
             ready_timeout_s=settings.ready_timeout_s,
             stats=metrics.transport,
         )
+        metrics.tell_config(
+            settings.max_concurrent_requests, settings.max_concurrent_prompt_tokens, settings.tokenizer_threads
+        )
         metrics.watch_gate(self.gate.failures.copy)
         if settings.metrics_mirror_engines:
             metrics.mirror_engines(lambda: self.pool.connections)

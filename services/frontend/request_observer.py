@@ -51,6 +51,9 @@ class RequestObserver:
             elif isinstance(item, ChoiceFinished):
                 self._num_unfinished -= 1
                 self._num_tokens[item.choice] = item.num_output_tokens
+                if item.num_output_tokens:
+                    # It may have been a stop token alone, which shows in no delta.
+                    self._note_tokens(now)
                 self._metrics.finished[_FINISHED_REASONS[item.reason]].inc()
             elif isinstance(item, Admitted):
                 self._metrics.admission.observe(now - self._arrival)
@@ -86,8 +89,11 @@ class RequestObserver:
             self._metrics.inter_token_latency.observe(now - last)
         else:
             self._first_token[choice], self._num_first[choice] = now, delta.num_tokens
-            if not self._has_tokens:
-                self._has_tokens = True
-                self._metrics.time_to_first_token.observe_traced(now - self._arrival, self._trace_id)
+            self._note_tokens(now)
         self._last_token[choice] = now
         self._num_tokens[choice] += delta.num_tokens
+
+    def _note_tokens(self, now: float) -> None:
+        if not self._has_tokens:
+            self._has_tokens = True
+            self._metrics.time_to_first_token.observe_traced(now - self._arrival, self._trace_id)

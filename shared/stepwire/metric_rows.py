@@ -98,7 +98,8 @@ class Histograms:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry for each scrape."""
-        yield self._row.histogram_family(list(self._series.items()))
+        # A copy: the writer may add series meanwhile.
+        yield self._row.histogram_family(self._series.copy().items())
 
 
 def counter(

@@ -10,11 +10,12 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import cast
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 
 from stepwire.listen_address import bind_error
 from stepwire.metric_aliases import Collects
@@ -70,6 +71,17 @@ def serve_http(
     return server.server_port, close
 
 
+def encoder_for(accept: str) -> tuple[Callable[[Collects], bytes], str]:
+    """What makes text of a registry for a scraper that accepts this, and its content type."""
+    encode, content_type = choose_encoder(accept)
+    if isinstance(encode, partial):
+        # Asked for underscores, prometheus-client 0.26 puts them for the colons of sample names in OpenMetrics, which
+        # are allowed in all formats. No name of ours needs to be escaped.
+        encode = partial(encode.func, **{**encode.keywords, "escaping": ALLOWUTF8})
+    # All it wants of a registry is `collect`.
+    return cast(Callable[[Collects], bytes], encode), content_type
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
@@ -86,9 +98,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-            # All it wants of a registry is `collect`.
-            self._answer(200, content_type, encode(cast(CollectorRegistry, self.registry)))
+            encode, content_type = encoder_for(self.headers.get("Accept", ""))
+            self._answer(200, content_type, encode(self.registry))
         elif path in self.probes:
             is_good = self.probes[path]()
             self._answer(200 if is_good else 503, "text/plain; charset=utf-8", b"ok\n" if is_good else b"not ready\n")

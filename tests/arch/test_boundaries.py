@@ -24,7 +24,8 @@ TESTS = sorted(path.relative_to(ROOT) for top in ("tests", "bench") for path in 
 PURE = [
     path
     for path in SOURCES
-    if ({"scheduler", "kv_cache"} & set(path.parts) and "engine_core" in path.parts) or path.stem == "packed_logprobs"
+    if ({"scheduler", "kv_cache"} & set(path.parts) and "engine_core" in path.parts)
+    or path.stem in ("packed_logprobs", "histogram")
 ]
 KV_CACHE = [path for path in PURE if "kv_cache" in path.parts]
 
@@ -39,7 +40,10 @@ PURE_STDLIB = {
     "__future__", "abc", "array", "bisect", "collections", "collections.abc", "dataclasses", "enum", "functools",
     "hashlib", "heapq", "itertools", "math", "operator", "struct", "sys", "typing",
 }  # fmt: skip
-PURE_OWN = ("engine_core.scheduler", "engine_core.kv_cache", "stepwire.errors", "stepwire.packed_logprobs")
+PURE_OWN = (
+    *("engine_core.scheduler", "engine_core.kv_cache"),
+    *("stepwire.errors", "stepwire.histogram", "stepwire.packed_logprobs"),
+)
 
 
 @cache

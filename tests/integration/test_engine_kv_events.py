@@ -202,7 +202,7 @@ def test_residency_is_measured_on_demand() -> None:
 
 
 def test_residency_is_off_by_default(engine: RunningEngine) -> None:
-    with pytest.raises(ValueError, match="not enough values"):
+    with pytest.raises(AssertionError, match="no series"):
         engine.metric(r"kv_block_lifetime_seconds_count\{.*\}")
     assert engine.metric(r"prefix_cache_preempted_query_tokens_total\{.*\}") == 0
     assert engine.metric(r"prefix_cache_preempted_hit_tokens_total\{.*\}") == 0

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 import trustme
+from cryptography import x509
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
@@ -61,6 +62,7 @@ async def test_without_a_good_token_every_service_is_closed(guarded: RunningFron
     assert engine.adds == []
     method = "/stepwire.v1.GenerationService/Generate"
     assert guarded.metric("rpcs_handled_total", grpc_method=method, grpc_code="UNAUTHENTICATED") == 3
+    assert guarded.metric("auth_failures_total", reason="UNAUTHENTICATED") == 3 * 4
 
 
 async def test_a_token_lets_in_with_its_class_and_takes_no_other(guarded: RunningFrontend, engine: FakeEngine):
@@ -157,6 +159,9 @@ async def test_certificates_are_read_again_and_half_a_pair_changes_nothing(engin
         assert plain.code is Code.UNAVAILABLE
         files["cert"].write_bytes(others["cert"].read_bytes())
         assert await ask(port, trusts_old)
+        served = x509.load_pem_x509_certificate(others["cert"].read_bytes())
+        expiry = running.metric("tls_certificate_expiry_timestamp_seconds")
+        assert expiry == served.not_valid_after_utc.timestamp()
         files["key"].write_bytes(others["key"].read_bytes())
         assert await ask(port, trusts_new)
         assert (await failure_of(ask(port, trusts_old))).code is Code.UNAVAILABLE

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stepwire.histogram import Histogram
 from stepwire.metric_aliases import AliasedRegistry
 from stepwire.metric_rows import counter, gauge, histogram
+from stepwire.metrics import encoder_for
 from stepwire.shared_histogram import SharedHistogram
 
 LABELS = ("model_name", "engine_id")
@@ -102,3 +103,25 @@ def test_a_trace_is_the_exemplar_of_its_bucket_in_openmetrics() -> None:
     assert exemplars["1.0"] is not None
     assert (exemplars["1.0"].labels, exemplars["1.0"].value) == ({"trace_id": "4bf92f"}, 0.7)
     assert found.count == 2
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "",
+        "text/plain;version=0.0.4",
+        "text/plain;version=1.0.0;escaping=underscores",
+        "application/openmetrics-text;version=1.0.0",
+        "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.6,text/plain;q=0.3",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3",
+    ],
+)
+def test_the_names_of_aliases_keep_their_colon_in_every_format(accept: str) -> None:
+    row = counter("stepwire_x_ends_total", "Ends.", ("engine_id",), "vllm:ends_total")
+    registry = CollectorRegistry()
+    row.counter(registry).labels("e").inc()
+    encode, content_type = encoder_for(accept)
+    lines = encode(AliasedRegistry(registry, [row])).decode().splitlines()
+    assert 'vllm:ends_total{engine="e"} 1.0' in lines
+    assert 'stepwire_x_ends_total{engine_id="e"} 1.0' in lines
+    assert (lines[-1] == "# EOF") == content_type.startswith("application/openmetrics-text")

@@ -10,6 +10,7 @@ from engine_core.kv_cache.residency import RESIDENCY_BUCKETS, BlockResidency
 from engine_core.lifecycle import EngineState
 from engine_core.metrics.engine_view import LABELS, PREFIX, EngineView
 from engine_core.operations import SleepLevel, WakeTag
+from engine_core.resolved_config import ResolvedConfig
 from engine_core.startup import STARTUP_PHASES
 from stepwire.histogram import Histogram
 from stepwire.metric_rows import MetricRow, counter, gauge, histogram
@@ -25,7 +26,14 @@ _SLEEP = gauge(
 _DEATHS = counter(f"{PREFIX}deaths_total", "Deaths by cause; the process ends with it.", (*LABELS, "cause"))
 _STARTUP = gauge(f"{PREFIX}startup_seconds", "How long the phases of the start took.", (*LABELS, "phase"))
 _MEMORY = gauge(f"{PREFIX}device_memory_bytes", "Memory of the device that is held; 0 asleep.", (*LABELS, "kind"))
+_MODEL_LABELS = ("architecture", "dtype", "implementation", "scheduling_policy")
+_LIMIT_LABELS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 _CONFIG = gauge(
+    f"{PREFIX}config_info",
+    "1, labelled with what computes the model and with the limits in force.",
+    (*LABELS, *_MODEL_LABELS, *_LIMIT_LABELS),
+)
+_CACHE_CONFIG = gauge(
     f"{PREFIX}cache_config_info",
     "1, labelled with the settings of the KV cache; the null block is among the blocks.",
     (*LABELS, "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization"),
@@ -62,7 +70,7 @@ RESIDENCY: dict[MetricRow, Callable[[BlockResidency], Histogram]] = {
     ): lambda found: found.reuse_gaps,
 }
 ROWS = (
-    *(_STATE, _SLEEP, _DEATHS, _STARTUP, _MEMORY, _CONFIG, _GRAMMARS, _COMPILES, _HASHING),
+    *(_STATE, _SLEEP, _DEATHS, _STARTUP, _MEMORY, _CONFIG, _CACHE_CONFIG, _GRAMMARS, _COMPILES, _HASHING),
     *RESIDENCY,
 )
 _SLEEP_STATES = {
@@ -87,10 +95,11 @@ def collect(view: EngineView) -> Iterator[Metric]:
 def _of_core(view: EngineView) -> Iterator[Metric]:
     core = view.proc.core if view.proc else None
     yield _MEMORY.family(view.by(_memory(view)))
-    yield _CONFIG.family([((*view.labels, *_config(view)), 1)] if core else [])
+    yield _CONFIG.family([((*view.labels, *_config(core.config)), 1)] if core else [])
+    yield _CACHE_CONFIG.family([((*view.labels, *_cache_config(view, core.config)), 1)] if core else [])
     grammars = core.structured_output if core else None
     yield _GRAMMARS.family([(view.labels, grammars.num_pending if grammars else 0)])
-    times = grammars.compile_times if grammars else {}
+    times = grammars.compile_times.copy() if grammars else {}
     yield _COMPILES.histogram_family(((*view.labels, *key), found) for key, found in times.items())
     yield _HASHING.family([(view.labels, core.hash_times.total if core else 0)])
     residency = core.scheduler.kv_cache_manager.pool.residency if core else None
@@ -110,10 +119,13 @@ def _memory(view: EngineView) -> dict[str, float]:
     }
 
 
-def _config(view: EngineView) -> tuple[str, ...]:
-    if view.proc is None:
-        return ()
-    config = view.proc.core.config
+def _config(config: ResolvedConfig) -> tuple[str, ...]:
+    info = config.model_info
+    limits = (config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens)
+    return (info.architecture, info.dtype, info.implementation, config.scheduling_policy.value, *map(str, limits))
+
+
+def _cache_config(view: EngineView, config: ResolvedConfig) -> tuple[str, ...]:
     return (
         str(config.block_size),
         str(config.num_blocks),

@@ -106,7 +106,9 @@ class EngineLoad:
 
     running: int = 0
     waiting: int = 0
-    # Of these: held back by a grammar.
+    # Frontends that send it requests, this one included.
+    num_frontends: int = 1
+    # Of the waiting ones: held back by a grammar.
     waiting_deferred: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
@@ -115,5 +117,3 @@ class EngineLoad:
     preemptions: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    # Frontends that send it requests, this one included.
-    num_frontends: int = 1

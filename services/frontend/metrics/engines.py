@@ -62,7 +62,8 @@ class TransportMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
-        yield _PING.histogram_family(list(self._stats.pings.items()))
-        yield _RECONNECTS.family(list(self._stats.reconnects.items()))
+        # Copies: the loop may add an engine meanwhile.
+        yield _PING.histogram_family(self._stats.pings.copy().items())
+        yield _RECONNECTS.family(dict(self._stats.reconnects).items())
         yield _QUEUE_DEPTH.family([(("out",), self._stats.num_unsent)])
         yield from self._stats.meter.collect(_STREAM, ())

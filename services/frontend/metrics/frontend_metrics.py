@@ -37,6 +37,11 @@ _PROCESS_ROWS = ProcessRows(
         FAST_BUCKETS,
     ),
 )
+_CONFIG = gauge(
+    "stepwire_frontend_config_info",
+    "1, labelled with the limits in force.",
+    ("max_concurrent_requests", "max_concurrent_prompt_tokens", "tokenizer_threads"),
+)
 _CERTIFICATE_EXPIRY = gauge(
     "stepwire_frontend_tls_certificate_expiry_timestamp_seconds",
     "Unix time at which the certificate of the public ports ends; served with TLS only.",
@@ -44,7 +49,7 @@ _CERTIFICATE_EXPIRY = gauge(
 # Every row that may be served.
 ROWS = (
     *(*rpcs.ROWS, *requests.ROWS, *text.ROWS, *engines.ROWS),
-    *(*_PROCESS_ROWS.all, _CERTIFICATE_EXPIRY),
+    *(*_PROCESS_ROWS.all, _CONFIG, _CERTIFICATE_EXPIRY),
 )
 
 
@@ -108,6 +113,10 @@ class FrontendMetrics:
     def watch_map(self, name: str, size: Callable[[], int]) -> None:
         """Report the size of a map at each scrape."""
         self._live_handles.labels(name).set_function(size)
+
+    def tell_config(self, max_requests: int, max_prompt_tokens: int, tokenizer_threads: int) -> None:
+        """The limits of this frontend."""
+        _CONFIG.gauge(self.registry).labels(str(max_requests), str(max_prompt_tokens), str(tokenizer_threads)).set(1)
 
     def watch_gate(self, failures: Callable[[], Mapping[str, int]]) -> None:
         """Report refused credentials by reason."""

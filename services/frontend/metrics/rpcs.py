@@ -86,9 +86,9 @@ class RpcTraffic:
 
     def collect(self) -> Iterator[Metric]:
         """Called by the registry for each scrape."""
-        found = list(self._found.items())
-        yield MESSAGES.family((key, traffic.num) for key, traffic in found)
-        yield BYTES.family((key, traffic.num_bytes) for key, traffic in found)
+        found = self._found.copy()
+        yield MESSAGES.family((key, traffic.num) for key, traffic in found.items())
+        yield BYTES.family((key, traffic.num_bytes) for key, traffic in found.items())
 
 
 class AuthFailures:
