@@ -129,13 +129,16 @@ def test_healthy_services_fire_nothing(place: Place, server: RunningPrometheus) 
 
 
 def test_overload(place: Place) -> None:
-    # 24 blocks: twelve requests of two, and each wants a third soon. Steps take longer than the objective.
-    limits = ("--num-blocks=25", "--max-num-seqs=12", "--max-queued-requests=8", "--max-model-len=-1")
+    # 48 blocks: twelve requests of four, and each wants a fifth soon. Steps take longer than the objective.
+    blocks = ("--num-blocks=49", "--block-size=4", "--max-model-len=-1")
+    limits = (*blocks, "--max-num-seqs=12", "--max-queued-requests=8")
     frontend = place.served(place.engine(*limits, "--fake-slow-step-s=0.25"))
     numbers, calls = count(10), []
 
     def ask_for_more() -> None:
-        calls.extend(start(frontend, *(request(SLOW_TOKEN, *[next(numbers) % 400] * 17) for _ in range(4))))
+        calls.extend(
+            start(frontend, *(request(SLOW_TOKEN, *[next(numbers) % 400] * 12, max_tokens=24) for _ in range(4)))
+        )
 
     wait_for_alerts(
         place,

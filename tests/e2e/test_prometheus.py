@@ -73,7 +73,8 @@ def observe(stack: Stack, server: RunningPrometheus, directory: Path) -> Observe
     back = stack.engine("--engine-id", "dies", *ENGINE_FLAGS, port=port)
     server.scrape([frontend.metrics_port, secure.metrics_port], [stays.metrics_port, back.metrics_port])
     wait_until(lambda: frontend.metric("stepwire_frontend_engine_up") == 2, "the engine is back", TIMEOUT_S)
-    load(frontend)
+    for number in range(4):
+        stream(frontend, request(f"Once more, {number}: ", 4))
     wait_until(lambda: all_is_scraped(server, frontend, back), "the last of it has been scraped")
     endpoints = [f"127.0.0.1:{service.metrics_port}" for service in (frontend, stays, back)]
     return Observed(server, Span(start, time.time(), 1.0), endpoints)
@@ -100,7 +101,7 @@ def request(text: str, max_tokens: int = 60, **more: object) -> GenerateRequest:
 def load(frontend: Frontend) -> None:
     """Answers, of which some preempt others; and everything that ends differently."""
     with ThreadPoolExecutor(12) as pool:
-        asked = [pool.submit(stream, frontend, request(f"Question {number}: ")) for number in range(24)]
+        asked = [pool.submit(stream, frontend, request(f"Question {number}: ")) for number in range(16)]
         others = [pool.submit(other, frontend) for other in (constrained, cancelled, invalid, over_http, operation)]
         for future in (*asked, *others):
             future.result(TIMEOUT_S)

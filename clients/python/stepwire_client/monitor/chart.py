@@ -72,7 +72,9 @@ def _heatmap(panel: Panel, lines: Sequence[Line], span: Span) -> str:
     drawn = ""
     for place, (bound, counts) in enumerate(bands):
         y = HEIGHT - BOTTOM - (place + 1) * height
-        name = f"≤ {axes.text_of(bound, panel.unit)}" if bound < float("inf") else "more"
+        # The description says what is counted: there is no room for the word.
+        unit = Unit.COUNT if panel.unit is Unit.TOKENS else panel.unit
+        name = f"≤ {axes.text_of(bound, unit)}" if bound < float("inf") else "more"
         if place % every == 0:
             drawn += f'<text class="t e" x="{LEFT - 6}" y="{y + height / 2 + 3:.1f}">{escape(name)}</text>'
         drawn += "".join(
