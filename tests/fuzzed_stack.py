@@ -107,8 +107,9 @@ class FuzzedStack:
         return self._next_handle() - self._first_handle - self._num_drawn
 
     def num_finished_choices(self) -> int:
-        """Counted as ended, for whatever reason."""
-        return round(sum(self.samples("requests_finished", "finished_reason").values()))
+        """Counted as ended, for whatever reason; those that an engine had."""
+        by_engine = self.samples("requests_finished", "engine_id")
+        return round(sum(count for engine_id, count in by_engine.items() if engine_id))
 
     def _next_handle(self) -> int:
         [handle] = self.frontend.process.frontend.pool.draw_handles(1)

@@ -131,7 +131,8 @@ class OutputProcessor:
     def abort(self, collector: OutputCollector) -> None:
         """An Abort call: the engine ends the choices, and each is then reported CANCELLED."""
         state = self._requests.get(collector)
-        if state is not None and state.live_handles:
+        # Asked for again, it is on its way already.
+        if state is not None and state.live_handles and not state.is_abort_requested:
             state.is_abort_requested = True
             self._on_abort(sorted(state.live_handles), AbortKind.REQUESTED)
 

@@ -62,7 +62,7 @@ def test_a_better_priority_and_another_class_are_served_before_those_who_came_fi
     policy = ("--scheduling-policy", "priority", "--client-class-best-priorities", "free=0")
     with running_engine("--num-blocks", "64", "--max-model-len", "-1", "--max-num-seqs", "1", *policy) as engine:
         stream = engine.connect()
-        assert list(stream.next().ready.features) == ["priority", "model_impl:fake"]
+        assert list(stream.next().ready.features) == ["priority", "pooling:last", "model_impl:fake"]
         asked = [(1, "flood"), (1, "flood"), (1, "other"), (0, "free"), (-5, "free"), (-1, "gold")]
         # One frame: all of them are queued before the first step.
         stream.add(

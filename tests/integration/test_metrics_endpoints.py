@@ -36,7 +36,7 @@ def test_an_engine_serves_what_is_declared_and_a_picker_finds_what_it_reads() ->
         assert scrape.total("stepwire_engine_core_session_events_total", event="opened") == 1
         assert scrape.total("stepwire_engine_core_stream_bytes_total", direction="out", kind="outputs") > 0
         assert scrape.total("stepwire_engine_core_build_info") == 1
-        assert scrape.total("stepwire_engine_core_config_info", max_num_seqs="128", scheduling_policy="fcfs") == 1
+        assert scrape.total("stepwire_engine_core_config_info", max_num_seqs="128", scheduling_policy="fair") == 1
         assert scrape.total("process_resident_memory_bytes") > 0
 
 
