@@ -41,6 +41,11 @@ def test_a_quantile_is_of_what_was_observed_in_between():
     assert change.quantile(1.0, "h") == pytest.approx(0.5)
 
 
+def test_a_quantile_is_linear_within_its_bucket():
+    change = Change(look(0.0, histogram(0, 0, 0, 0)), look(1.0, histogram(5, 10, 10, 10)))
+    assert change.quantile(0.75, "h") == pytest.approx(0.3)
+
+
 def test_a_quantile_beyond_the_last_bound_is_that_bound():
     assert Change(look(0.0, histogram(0, 0, 0, 0)), look(1.0, histogram(0, 0, 0, 4))).quantile(0.99, "h") == 1.0
 
