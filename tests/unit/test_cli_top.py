@@ -97,7 +97,7 @@ def test_an_engine_and_a_frontend_are_shown_with_what_they_say():
             "h:9100": Change(look(0.0, FRONTEND), look(2.0, FRONTEND)),
         }
     )
-    assert all(part in text for part in ("e1", "running", "250 ms", "97%", " 250 ", "1/2")), text
+    assert all(part in text for part in ("e1", "running", "250ms", "97%", " 250 ", "1/2")), text
 
 
 def test_what_does_not_answer_or_is_something_else_is_named():
