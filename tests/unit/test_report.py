@@ -45,6 +45,11 @@ def test_ticks_are_few_round_and_reach_the_top(top):
     assert 2 <= len(ticks) <= 6
 
 
+def test_ticks_of_bytes_are_round_as_they_are_written():
+    ticks = axes.unit_ticks(700 * 1024**2, Unit.BYTES)
+    assert [axes.text_of(tick, Unit.BYTES) for tick in ticks] == ["0 B", "200 MiB", "400 MiB", "600 MiB", "800 MiB"]
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [

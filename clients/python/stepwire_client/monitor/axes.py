@@ -27,6 +27,14 @@ def round_ticks(top: float, count: int = 4) -> list[float]:
     return [step * place for place in range(math.ceil(top / step - 1e-9) + 1)]
 
 
+def unit_ticks(top: float, unit: Unit) -> list[float]:
+    """The same, and for bytes round in KiB, MiB or GiB."""
+    if unit not in {Unit.BYTES, Unit.BYTES_PER_SECOND} or top < 1:
+        return round_ticks(top)
+    size = 1024.0 ** int(math.log(top, 1024))
+    return [tick * size for tick in round_ticks(top / size)]
+
+
 def time_ticks(start_s: float, end_s: float, count: int = 5) -> list[float]:
     """Round moments between two times, by the local clock."""
     step = next((step for step in _TIME_STEPS_S if step >= (end_s - start_s) / count), _TIME_STEPS_S[-1])

@@ -38,7 +38,7 @@ def draw(panel: Panel, lines: Sequence[Line], span: Span) -> str:
 
 def _lines(panel: Panel, lines: Sequence[Line], span: Span) -> str:
     top = max(value for line in lines for _, value in line.points)
-    ticks = axes.round_ticks(top)
+    ticks = axes.unit_ticks(top, panel.unit)
     drawn = "".join(
         f'<polyline class="l c{place % NUM_COLOURS}" points="{_path(piece, span, ticks[-1])}"/>'
         for place, line in enumerate(lines)
@@ -54,7 +54,7 @@ def _stacked(panel: Panel, lines: Sequence[Line], span: Span) -> str:
         below = {at: floor.get(at, 0.0) for at, _ in line.points}
         floor.update({at: below[at] + value for at, value in line.points})
         areas.append((below, {at: floor[at] for at, _ in line.points}))
-    ticks = axes.round_ticks(max(floor.values()))
+    ticks = axes.unit_ticks(max(floor.values()), panel.unit)
     drawn = ""
     for place, (below, above) in enumerate(areas):
         for piece in _pieces(list(above.items()), span):

@@ -91,7 +91,7 @@ def _engines(engines: dict[str, Change]) -> Table:
 def _frontends(frontends: dict[str, Change]) -> Table:
     table = _table(
         "frontends",
-        *("frontend", "engines", "in\nflight", "RPC/s", "errors\n/s", "refus-\nals/s"),
+        *("frontend", "en-\ngines", "in\nflight", "RPC/s", "errors\n/s", "refus-\nals/s"),
         *("TTFT\np50", "TTFT\np99", "ITL\np50", "ITL\np99", "all\np99"),
     )
     for name, change in frontends.items():
@@ -145,4 +145,4 @@ def _time(value: float | None) -> Text:
 
 
 def _seconds(value: float) -> str:
-    return f"{value * 1000:.3g} ms" if 0 < value < 1 else f"{value:.3g} s"
+    return f"{value * 1000:.3g}ms" if 0 < value < 1 else f"{value:.3g}s"
