@@ -25,7 +25,7 @@ PARALLEL := --numprocesses=$(TEST_JOBS) --dist=loadfile
 FUZZ_SECONDS ?= 1200
 FUZZ_ARGS ?=
 
-.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc dashboards check check-protos protos clients fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc dashboards gen-rules check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -90,6 +90,9 @@ clients: $(INSTALLED) ## Build the Go and C++ clients into build/clients
 
 dashboards: $(INSTALLED) ## Write deploy/grafana/*.json from the panels of stepwire_client.monitor
 	@$(BIN)/python deploy/grafana/build.py
+
+gen-rules: $(INSTALLED) ## Write deploy/prometheus/prometheus-rule.yaml from rules.yaml
+	@$(BIN)/python scripts/gen-rules
 
 bench: $(INSTALLED) ## Measure everything that needs no other engine, < 10 minutes (BENCH="model_step ..." = only these)
 	@$(BIN)/python -m bench.run $(BENCH)

@@ -1,4 +1,4 @@
-"""What every pod of k8s/ has to be like. A check takes all objects of a build and says what is wrong, one sentence each."""
+"""What every pod of k8s/ has to be like. A check takes all objects of a build and yields a sentence for each fault."""
 
 from __future__ import annotations
 

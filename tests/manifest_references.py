@@ -114,7 +114,9 @@ def _configs(items: list[Manifest]) -> Iterator[str]:
     accounts = {item["metadata"]["name"] for item in of_kind(items, "ServiceAccount")} | {None}
     for workload in workloads(items):
         pod = pod_of(workload)
-        wanted = [source["configMapRef"]["name"] for item in containers_of(workload) for source in item.get("envFrom", [])]
+        wanted = [
+            source["configMapRef"]["name"] for item in containers_of(workload) for source in item.get("envFrom", [])
+        ]
         wanted += [volume["configMap"]["name"] for volume in pod.get("volumes", []) if "configMap" in volume]
         yield from (f"{name_of(workload)}: there is no ConfigMap {name}" for name in wanted if name not in maps)
         if pod.get("serviceAccountName") not in accounts:

@@ -35,7 +35,7 @@ def schema_findings(items: Iterable[Manifest], version: str) -> Iterator[str]:
 
 
 def custom_findings(items: Iterable[Manifest]) -> list[str]:
-    """What an operator would refuse: wrong kinds and types. Fields that are misspelt pass, and so does InferencePool."""
+    """What an operator would refuse: wrong kinds and types. Misspelt fields pass, and so does InferencePool."""
     node = require_program("node", how="Node.js 20 or newer")
     if not (ROOT / "node_modules" / "@kubernetes-models").is_dir():
         require_program("npm-packages-of-package.json", how="npm ci")
