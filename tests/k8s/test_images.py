@@ -64,6 +64,14 @@ def test_everything_that_is_copied_is_in_the_context(name: str):
             assert (ROOT / source.replace("${TORCH_VARIANT}", variant)).exists(), source
 
 
+def test_what_links_of_the_context_point_to_is_in_it_too():
+    admitted = [ROOT / line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    links = [link for path in admitted for link in (path, *path.rglob("*")) if link.is_symlink()]
+    assert links
+    for link in links:
+        assert any(link.resolve().is_relative_to(path) for path in admitted), link
+
+
 def locked(name: str) -> dict[str, str]:
     """Package -> version of a lock file; every one has hashes."""
     entries = re.split(r"\n(?=\w)", (DOCKER / name).read_text(encoding="utf-8").strip())
