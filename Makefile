@@ -31,7 +31,7 @@ VERSION ?= 0.1.0
 BASE_IMAGE ?=
 PIP_CONF ?=
 
-.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc dashboards gen-rules images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -102,6 +102,9 @@ gen-rules: $(INSTALLED) ## Write deploy/prometheus/prometheus-rule.yaml from rul
 
 images: ## Build container images with buildah or docker (IMAGES="frontend embedded cpu cuda")
 	@IMAGES="$(IMAGES)" IMAGE_PREFIX="$(IMAGE_PREFIX)" VERSION="$(VERSION)" BASE_IMAGE="$(BASE_IMAGE)" PIP_CONF="$(PIP_CONF)" scripts/build-images
+
+lock-images: $(INSTALLED) ## Write the images' lock files from pyproject.toml and the versions in .venv (needs uv)
+	@scripts/lock-images
 
 dev-certs: ## Print Secrets with fresh certificates for k8s/components/mtls (| kubectl apply -f -)
 	@scripts/dev-certs
