@@ -24,8 +24,14 @@ PARALLEL := --numprocesses=$(TEST_JOBS) --dist=loadfile
 # All fuzzers together; FUZZ_ARGS="-k http --fuzz-seed=7" repeats what one of them did.
 FUZZ_SECONDS ?= 1200
 FUZZ_ARGS ?=
+# What `make images` builds, and how it is called; BASE_IMAGE and PIP_CONF replace Debian's Python and pip's index.
+IMAGES ?= frontend embedded
+IMAGE_PREFIX ?= stepwire
+VERSION ?= 0.1.0
+BASE_IMAGE ?=
+PIP_CONF ?=
 
-.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc dashboards check check-protos protos clients fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -90,6 +96,18 @@ clients: $(INSTALLED) ## Build the Go and C++ clients into build/clients
 
 dashboards: $(INSTALLED) ## Write deploy/grafana/*.json from the panels of stepwire_client.monitor
 	@$(BIN)/python deploy/grafana/build.py
+
+gen-rules: $(INSTALLED) ## Write deploy/prometheus/prometheus-rule.yaml from rules.yaml
+	@$(BIN)/python scripts/gen-rules
+
+images: ## Build container images with buildah or docker (IMAGES="frontend embedded cpu cuda")
+	@IMAGES="$(IMAGES)" IMAGE_PREFIX="$(IMAGE_PREFIX)" VERSION="$(VERSION)" BASE_IMAGE="$(BASE_IMAGE)" PIP_CONF="$(PIP_CONF)" scripts/build-images
+
+lock-images: $(INSTALLED) ## Write the images' lock files from pyproject.toml and the versions in .venv (needs uv)
+	@scripts/lock-images
+
+dev-certs: ## Print Secrets with fresh certificates for k8s/components/mtls (| kubectl apply -f -)
+	@scripts/dev-certs
 
 bench: $(INSTALLED) ## Measure everything that needs no other engine, < 10 minutes (BENCH="model_step ..." = only these)
 	@$(BIN)/python -m bench.run $(BENCH)

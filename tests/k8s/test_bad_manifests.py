@@ -1,0 +1,73 @@
+"""The checks of the manifests see what they are there for: each fault of bad_manifests.yaml, with its own message."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from manifest_pods import check_pods
+from manifest_references import check_references
+from manifest_schemas import VERSIONS, custom_findings, schema_findings
+from manifests import Build, Manifest, name_of, render
+
+FAULTS = yaml.safe_load((Path(__file__).parent / "bad_manifests.yaml").read_text(encoding="utf-8"))
+
+
+def faulty(fault: dict[str, Any]) -> tuple[list[Manifest], Manifest]:
+    """The overlay cpu with the fault, and the object that has it."""
+    items = copy.deepcopy(render(Build("overlays/cpu")))
+    [item] = [item for item in items if name_of(item) == fault["object"]]
+    *parents, last = fault["path"]
+    place: Any = item
+    for key in parents:
+        place = place[key]
+    if "value" in fault:
+        place[last] = fault["value"]
+    else:
+        del place[last]
+    return items, item
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["fault"])
+def test_a_fault_is_found(fault: dict[str, Any]):
+    items, item = faulty(fault)
+    findings = [*check_pods(items), *check_references(items)]
+    findings += schema_findings([item], VERSIONS[0])
+    assert any(fault["finding"] in finding for finding in findings), findings
+
+
+def test_each_fault_has_a_message_of_its_own():
+    assert len({fault["finding"] for fault in FAULTS}) == len(FAULTS)
+
+
+def test_both_components_that_scale_do_not_render_together():
+    with pytest.raises(AssertionError, match="Unable to remove nonexistent key: replicas"):
+        render(Build("overlays/cpu", ("hpa", "keda")))
+
+
+def test_two_autoscalers_of_one_workload_are_refused():
+    [other] = [item for item in render(Build("overlays/cpu", ("keda",))) if item["kind"] == "ScaledObject"]
+    findings = list(check_references([*render(Build("overlays/cpu", ("hpa",))), other]))
+    assert findings == ["StatefulSet/stepwire-engine-core: has 2 autoscalers, which work against each other"]
+
+
+def test_an_autoscaler_beside_a_fixed_scale_is_refused():
+    items = copy.deepcopy(render(Build("overlays/cpu", ("keda",))))
+    [engine] = [item for item in items if item["kind"] == "StatefulSet"]
+    engine["spec"]["replicas"] = 1
+    assert any("every apply resets the scale" in finding for finding in check_references(items))
+
+
+def test_a_custom_resource_of_the_wrong_type_is_found():
+    items = copy.deepcopy(render(Build("overlays/cpu", ("keda",))))
+    [scaled] = [item for item in items if item["kind"] == "ScaledObject"]
+    scaled["spec"]["minReplicaCount"] = "one"
+    monitor = {"apiVersion": "monitoring.coreos.com/v9", "kind": "PodMonitor", "metadata": {"name": "a"}}
+    findings = custom_findings([scaled, monitor])
+    assert len(findings) == 2
+    assert "minReplicaCount" in findings[0]
+    assert findings[1] == "PodMonitor/a: no operator has monitoring.coreos.com/v9 PodMonitor"

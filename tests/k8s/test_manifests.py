@@ -1,0 +1,81 @@
+"""Every overlay and every component renders, is valid for several versions of Kubernetes, and keeps our own rules."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from manifest_pods import check_pods
+from manifest_references import check_references
+from manifest_schemas import VERSIONS, custom_findings, schema_findings
+from manifests import BUILDS, COMPONENTS, K8S, OVERLAYS, Build, Manifest, of_kind, render
+
+# Fields that the oldest version does not know, and the components that need them.
+TOO_NEW = {"1.29": ("model-image",)}
+
+
+def all_objects(without: tuple[str, ...] = ()) -> list[Manifest]:
+    """Each object once, however many builds have it."""
+    builds = [build for build in BUILDS if not set(without) & set(build.components)]
+    unique = {json.dumps(item, sort_keys=True): item for build in builds for item in render(build)}
+    return list(unique.values())
+
+
+@pytest.mark.parametrize("build", BUILDS, ids=str)
+def test_every_build_keeps_the_rules_for_pods_and_fits_together(build: Build):
+    items = render(build)
+    assert [*check_pods(items), *check_references(items)] == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid_for(version: str):
+    assert list(schema_findings(all_objects(TOO_NEW.get(version, ())), version)) == []
+
+
+def test_custom_resources_are_what_their_operators_know():
+    custom = all_objects()
+    assert custom_findings(custom) == []
+
+
+def test_nothing_but_components_needs_an_operator():
+    for build in OVERLAYS:
+        if build.overlay != "overlays/ha":
+            assert all("." not in item["apiVersion"].partition("/")[0].replace(".k8s.io", "") for item in render(build))
+
+
+def test_every_overlay_and_component_is_tried():
+    overlays = {path.name for path in (K8S / "overlays").iterdir()}
+    assert overlays == {build.overlay.removeprefix("overlays/") for build in OVERLAYS} - {"."}
+    used = {name for build in COMPONENTS for name in build.components}
+    kustomizations = [yaml.safe_load((K8S / "overlays" / name / "kustomization.yaml").read_text()) for name in overlays]
+    used |= {path.rpartition("/")[2] for item in kustomizations for path in item.get("components", [])}
+    assert used == {path.name for path in (K8S / "components").iterdir()}
+
+
+def test_every_file_is_used():
+    files = {path for path in K8S.rglob("*") if path.is_file() and path.name != "kustomization.yaml"}
+    for path in files - {K8S / "README.md", K8S / "components" / "hpa" / "adapter-rules.yaml"}:
+        assert path.name in (path.parent / "kustomization.yaml").read_text(), path
+
+
+def test_the_root_is_the_overlay_for_one_gpu():
+    items = render(Build("."))
+    assert items == render(Build("overlays/gpu"))
+    [engine] = of_kind(items, "StatefulSet")
+    assert engine["spec"]["replicas"] == 1
+    assert engine["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_a_changed_setting_gets_a_new_name_and_so_a_rolling_update():
+    names = {
+        item["metadata"]["name"]
+        for name in ("cpu", "test")
+        for item in of_kind(render(Build(f"overlays/{name}")), "ConfigMap")
+    }
+    assert len(names) == 4
+
+
+def test_no_secret_is_committed():
+    assert of_kind(all_objects(), "Secret") == []
