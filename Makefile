@@ -25,7 +25,7 @@ PARALLEL := --numprocesses=$(TEST_JOBS) --dist=loadfile
 FUZZ_SECONDS ?= 1200
 FUZZ_ARGS ?=
 
-.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc dashboards check check-protos protos clients fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc api-doc dashboards check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -78,6 +78,9 @@ fmt: $(INSTALLED) ## Format the code and the protos
 
 metrics-doc: $(INSTALLED) ## Make the tables of docs/metrics.md and their golden file from the code; review the diff
 	@$(PYTEST) -q tests/golden/test_golden_metrics.py --golden-update
+
+api-doc: $(INSTALLED) ## Write docs/api.md and docs/engine-api.md from protos/ and their comments
+	@$(BIN)/python scripts/api_doc.py
 
 protos: $(INSTALLED) ## Regenerate the committed stubs from protos/
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/generate-stubs shared
