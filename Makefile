@@ -31,7 +31,7 @@ VERSION ?= 0.1.0
 BASE_IMAGE ?=
 PIP_CONF ?=
 
-.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ fmt: $(INSTALLED) ## Format the code and the protos
 
 metrics-doc: $(INSTALLED) ## Make the tables of docs/metrics.md and their golden file from the code; review the diff
 	@$(PYTEST) -q tests/golden/test_golden_metrics.py --golden-update
+
+api-doc: $(INSTALLED) ## Write docs/api.md and docs/engine-api.md from protos/ and their comments
+	@$(BIN)/python scripts/api_doc.py
 
 protos: $(INSTALLED) ## Regenerate the committed stubs from protos/
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/generate-stubs shared

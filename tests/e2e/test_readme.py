@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from checkout import Checkout
 from running_stack import SERVING, free_port, running_stack
 from skips import require_program
 
@@ -19,7 +18,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent.parent
 GUIDE = re.search(r"(?ms)^## Call it from any language\n(.*?)^## ", (ROOT / "README.md").read_text())[1]
-TIMEOUT_S = 120
 
 
 def block(client: str, language: str) -> str:
@@ -32,44 +30,6 @@ def command(client: str) -> str:
     return re.search(rf"(?ms)^\*\*{client}\*\*.*?run with `(.*?)`", GUIDE)[1]
 
 
-class Checkout:
-    """A directory that looks like the repository to a newcomer, next to a running stack."""
-
-    def __init__(self, path: Path, port: int, http_port: int) -> None:
-        self.path = path
-        self._ports = {"127.0.0.1:50051": f"127.0.0.1:{port}", "127.0.0.1:8000": f"127.0.0.1:{http_port}"}
-        self._bin = path / "bin"
-        self._bin.mkdir()
-        for name in ("clients", "build", "protos"):
-            (path / name).symlink_to(ROOT / name)
-        (path / ".venv").symlink_to(sys.prefix)
-
-    def write(self, name: str, text: str) -> None:
-        (self.path / name).write_text(self._with_ports(text))
-
-    def add_program(self, name: str, script: str) -> None:
-        (self._bin / name).write_text(script)
-        (self._bin / name).chmod(0o755)
-
-    def run(self, line: str) -> str:
-        """What it printed; it must end well."""
-        done = subprocess.run(
-            ["bash", "-c", self._with_ports(line)],
-            cwd=self.path,
-            env={**os.environ, "PATH": f"{self._bin}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def _with_ports(self, text: str) -> str:
-        for documented, real in self._ports.items():
-            text = text.replace(documented, real)
-        return text
-
-
 @pytest.fixture(scope="module")
 def checkout(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
     with running_stack(embedded_model_dir, tmp_path_factory.mktemp("cache")) as stack:
@@ -78,7 +38,8 @@ def checkout(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory)
         engine = stack.engine("--served-model-name", "SmolLM2-135M-Instruct")
         frontend = stack.frontend(engine, http_port=http_port)
         frontend.wait_for_health(SERVING)
-        yield Checkout(tmp_path_factory.mktemp("checkout"), frontend.port, http_port)
+        ports = {50051: frontend.port, 8000: http_port}
+        yield Checkout(tmp_path_factory.mktemp("checkout"), ports)
 
 
 def test_python(checkout: Checkout) -> None:

@@ -1,4 +1,4 @@
-"""The `stepwire` command: generate, chat, embed, tokenize, models, health, bench, top, report, admin.
+"""The `stepwire` command: generate, chat, embed, tokenize, models, health, bench, top, report, size, admin.
 
 Exit codes: 0 done, 1 the server refused or failed, 2 wrong usage, 130 interrupted (which aborts what was running).
 """
@@ -21,6 +21,7 @@ from stepwire_client import (
     cli_input,
     cli_printing,
     cli_report,
+    cli_size,
     cli_top,
 )
 from stepwire_client import cli_options as opt
@@ -40,6 +41,7 @@ app.command()(cli_embed.embed)
 app.command()(cli_bench.bench)
 app.command()(cli_top.top)
 app.command("report")(cli_report.report_command)
+app.command("size")(cli_size.size_command)
 app.add_typer(cli_admin.app, name="admin")
 
 Texts = Annotated[

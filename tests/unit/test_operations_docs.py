@@ -1,0 +1,87 @@
+"""The operations pages name flags, variables, metrics and reasons that exist, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from engine_core.config import EngineSettings
+from frontend.config import FrontendSettings
+from stepwire.grpc_errors import REASONS
+from stepwire_client.cli import app
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "operations").glob("*.md"), *ROOT.glob("*.md")])
+OPERATIONS = [page for page in PAGES if page.parent.name == "operations" or page.name in ("errors.md", "versioning.md")]
+METRICS = set(re.findall(r"(?m)^(stepwire_\w+) ", (ROOT / "tests/golden/metrics.txt").read_text(encoding="utf-8")))
+SETTINGS = {**EngineSettings.model_fields, **FrontendSettings.model_fields}
+# Those of curl, openssl and pip in the blocks.
+FOREIGN_FLAGS = {"--silent", "--fail", "--output", "--write-out", "--help"}
+
+
+def ids(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def options_of_the_command_line() -> set[str]:
+    commands, found = [get_command(app)], set()
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        for parameter in command.params:
+            found |= {*parameter.opts, *parameter.secondary_opts}
+    return found
+
+
+def flags_of_the_services() -> set[str]:
+    names = {name.replace("_", "-") for name in SETTINGS}
+    return {f"--{name}" for name in names} | {f"--no-{name}" for name in names}
+
+
+def anchors_of(page: Path) -> set[str]:
+    headings = re.findall(r"(?m)^#+ (.+)$", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", OPERATIONS, ids=ids)
+def test_flags_that_are_named_exist(page: Path):
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+[a-z]", page.read_text(encoding="utf-8")))
+    assert named <= flags_of_the_services() | options_of_the_command_line() | FOREIGN_FLAGS
+
+
+@pytest.mark.parametrize("page", OPERATIONS, ids=ids)
+def test_variables_that_are_named_exist(page: Path):
+    named = set(re.findall(r"\bSTEPWIRE_([A-Z_]+)\b", page.read_text(encoding="utf-8")))
+    # A mistake that is shown on purpose, and the one of the command line.
+    assert named - {"MAX_SEQS", "TOKEN"} <= {name.upper() for name in SETTINGS}
+
+
+@pytest.mark.parametrize("page", OPERATIONS, ids=ids)
+def test_metrics_that_are_named_exist(page: Path):
+    text = page.read_text(encoding="utf-8")
+    whole = {name for name in re.findall(r"`(stepwire_\w+)[`{]", text) if not name.endswith("_")}
+    ends = set(re.findall(r"`\.\.(_\w+)`", text))
+    assert whole <= METRICS
+    assert {end for end in ends if not any(name.endswith(end) for name in METRICS)} == set()
+
+
+@pytest.mark.parametrize("page", OPERATIONS, ids=ids)
+def test_reasons_that_are_named_exist(page: Path):
+    named = set(re.findall(r"/ ([A-Z]+_[A-Z]+)\b", page.read_text(encoding="utf-8")))
+    assert named <= REASONS.keys()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_links_lead_to_files_and_headings(page: Path):
+    # Pictures aside.
+    for target in re.findall(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith(("http://", "https://")) or target.endswith(".png"):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors_of(file), target
