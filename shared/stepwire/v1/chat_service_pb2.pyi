@@ -130,7 +130,9 @@ class Tool(_message.Message):
     name: _builtins.str
     description: _builtins.str
     strict: _builtins.bool
-    """Force the arguments to match the schema."""
+    """Force the arguments to match the schema. With tool_choice auto only where the model's calls are read by the parser
+    hermes; elsewhere that is UNIMPLEMENTED.
+    """
     parameters_json: _builtins.str
     """The schema as JSON text, whose keys keep their order; instead of `parameters`."""
     @_builtins.property
