@@ -37,7 +37,7 @@ from engine_core.startup_trace import trace_startup
 from engine_core.step_progress import StepProgress
 from engine_core.stream_interceptor import StreamInterceptor
 from engine_core.wire import RECEIVED_KINDS, SENT_KINDS, FrameEncoder
-from stepwire import grpc_options, tracing
+from stepwire import grpc_options, log, tracing
 from stepwire.engine.v1 import engine_core_pb2_grpc
 from stepwire.errors import StepwireError
 from stepwire.grpc_server import bind, enable_reflection
@@ -92,6 +92,7 @@ class EngineProcess:
         )
         port = bind(self._server, self._settings.host, self._settings.port, self._settings.tls)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{port}"
+        log.identify_process(engine_id=engine_id)
         servicer = self._make_servicer(engine_id, boot_id)
         self._view = EngineView(engine_id, self._lifecycle, self._sessions, self._meter)
         self._view.gpu_memory_utilization = self._settings.gpu_memory_utilization

@@ -24,7 +24,7 @@ from frontend.metrics import FrontendMetrics
 from frontend.peers import NoPeers, Peers
 from frontend.role import SINGLE, Role
 from frontend.server import PublicServer
-from stepwire import tracing
+from stepwire import log, tracing
 from stepwire.certificate_expiry import watch_expiry
 from stepwire.lag import watch_loop_lag
 from stepwire.listen_address import join
@@ -63,6 +63,7 @@ class FrontendProcess:
             tls=settings.engine_tls,
             tls_server_name=settings.engine_tls_server_name,
         )
+        log.identify_process(instance_id=identity.session_id)
         self._end_tracing = tracing.start(
             "stepwire-frontend",
             identity.session_id,

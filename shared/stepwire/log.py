@@ -19,6 +19,7 @@ from opentelemetry import trace
 
 Format = Literal["text", "json"]
 
+_process_fields: dict[str, str] = {}
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 # Whatever a plain record has; the rest was given with `extra=` and becomes a field of the JSON object.
 _STANDARD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -30,6 +31,11 @@ def configure(level: str, fmt: Format, service: str) -> None:
     handler.setFormatter(JsonFormatter(service) if fmt == "json" else TextFormatter())
     handler.addFilter(add_context)
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def identify_process(**fields: str) -> None:
+    """What tells this process from others of its service, in every JSON line from now on."""
+    _process_fields.update(fields)
 
 
 @contextmanager
@@ -82,6 +88,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             "service": self._service,
+            **_process_fields,
             **extra_fields(record),
         }
         if record.exc_info:

@@ -9,7 +9,8 @@ import sys
 from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
-from stepwire.log import JsonFormatter, TextFormatter, about_request, add_context
+from stepwire import log
+from stepwire.log import JsonFormatter, TextFormatter, about_request, add_context, identify_process
 
 
 def record(message: str = "hello %s", *args: object, **extra: object) -> logging.LogRecord:
@@ -60,3 +61,10 @@ def test_lines_about_nothing_in_particular_have_no_id():
     made = record()
     add_context(made)
     assert {"request_id", "trace_id"}.isdisjoint(json.loads(JsonFormatter("x").format(made)))
+
+
+def test_json_lines_tell_processes_of_a_service_apart(monkeypatch):
+    monkeypatch.setattr(log, "_process_fields", {})
+    identify_process(engine_id="engine-3")
+    assert json.loads(JsonFormatter("x").format(record()))["engine_id"] == "engine-3"
+    assert "engine-3" not in TextFormatter().format(record())
