@@ -29,15 +29,6 @@ settings.register_profile("test", max_examples=NUM_EXAMPLES, deadline=None, dera
 settings.register_profile("long", max_examples=NUM_EXAMPLES_LONG, deadline=None, print_blob=True)
 settings.load_profile("test")
 
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselected, and not skipped: CI takes a skip for a failure."""
-    if "long" not in config.option.markexpr:
-        dropped = [item for item in items if item.get_closest_marker("long")]
-        items[:] = [item for item in items if item not in dropped]
-        config.hook.pytest_deselected(items=dropped)
-
-
 MODELS_DIR = Path(__file__).parent.parent / "models"
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -178,6 +179,18 @@ class Stack:
 def running_stack(model_dir: Path, cache_dir: Path) -> Iterator[Stack]:
     with ExitStack() as exit_stack:
         yield Stack(model_dir, cache_dir, exit_stack)
+
+
+def wait_until_zero(service: Service, name: str, within_s: float = 10.0) -> None:
+    """Looks at the sum of a series until it is 0: the engine publishes after its step.
+
+    Raises AssertionError with the last value after `within_s` seconds. A request that nobody has ended must be long
+    enough to run for more than that.
+    """
+    give_up, pause = time.monotonic() + within_s, threading.Event()
+    while (value := service.metric(name)) != 0:
+        assert time.monotonic() < give_up, f"{name} is still {value} after {within_s} s"
+        pause.wait(0.05)
 
 
 def free_port() -> int:

@@ -14,7 +14,7 @@ from google.protobuf.json_format import ParseDict
 from conformance import checks, runners, scenarios
 from conformance.runners import Reply, Runner
 from conformance.scenarios import Scenario, Step
-from running_stack import SERVING, Frontend, Service, running_stack
+from running_stack import SERVING, Frontend, Service, running_stack, wait_until_zero
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 
 pytestmark = pytest.mark.slow
@@ -38,15 +38,10 @@ class World:
         return self._runners[name]
 
     def wait_until_nothing_is_left(self) -> None:
-        """No KV block in use and no request anywhere; the test's own time limit bounds the wait."""
+        """No KV block in use and no request anywhere."""
         for name in ("kv_cache_usage_ratio", "requests_running", "requests_waiting"):
-            _wait_until_zero(self.engine, f"stepwire_engine_core_{name}")
-        _wait_until_zero(self.frontend, "stepwire_frontend_requests_in_flight")
-
-
-def _wait_until_zero(service: Service, name: str) -> None:
-    while service.metric(name) != 0:
-        pass
+            wait_until_zero(self.engine, f"stepwire_engine_core_{name}")
+        wait_until_zero(self.frontend, "stepwire_frontend_requests_in_flight")
 
 
 @pytest.fixture(scope="module")

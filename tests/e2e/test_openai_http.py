@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from conformance.runners import node_program
-from running_stack import SERVING, Service, free_port, running_stack
+from running_stack import SERVING, Service, free_port, running_stack, wait_until_zero
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +119,7 @@ def test_errors_have_openais_classes(client: openai.OpenAI, model: str) -> None:
 def test_a_stream_that_is_dropped_frees_its_cache(stack: tuple[Service, openai.OpenAI], model: str) -> None:
     engine, client = stack
     stream = client.completions.create(
-        model=model, prompt="Once", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+        model=model, prompt="Once", max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
     stream.close()
@@ -127,9 +127,7 @@ def test_a_stream_that_is_dropped_frees_its_cache(stack: tuple[Service, openai.O
 
 
 def wait_until_cache_is_free(engine: Service) -> None:
-    """The engine publishes after its step; the test's own time limit bounds the wait."""
-    while engine.metric("stepwire_engine_core_kv_cache_usage_ratio") != 0:
-        pass
+    wait_until_zero(engine, "stepwire_engine_core_kv_cache_usage_ratio")
 
 
 @pytest.fixture(scope="module")

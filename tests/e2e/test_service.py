@@ -12,7 +12,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from running_stack import SERVING, Frontend, Service, running_stack
+from running_stack import SERVING, Frontend, Service, running_stack, wait_until_zero
 from stepwire.v1 import common_pb2, generation_service_pb2, model_service_pb2, tokenization_service_pb2
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 
@@ -51,12 +51,6 @@ def assert_nothing_left(engine: Service, *frontends: Frontend) -> None:
     for frontend in frontends:
         wait_until_zero(frontend, "stepwire_frontend_requests_in_flight")
         wait_until_zero(frontend, "stepwire_frontend_live_handles")
-
-
-def wait_until_zero(service: Service, name: str) -> None:
-    """The engine publishes after its step; the test's own time limit bounds the wait."""
-    while service.metric(name) != 0:
-        pass
 
 
 def test_a_stream_is_accepted_then_deltas_then_finished(stack: tuple[Service, Frontend]) -> None:
@@ -169,7 +163,7 @@ def test_four_choices_differ_and_are_counted_once(stack: tuple[Service, Frontend
 
 def test_a_stop_string_ends_the_answer_and_frees_the_engine(stack: tuple[Service, Frontend]) -> None:
     engine, frontend = stack
-    request = greedy("1 2 3 4 5 6 7 8 9", 500)
+    request = greedy("1 2 3 4 5 6 7 8 9", 4000)
     request.stop.stop.append(" 1")
     answer = frontend.generation.Generate(request, timeout=TIMEOUT_S)
     assert answer.completions[0].stop_match.stop_string == " 1"
@@ -191,7 +185,8 @@ def test_two_frontends_and_64_streams_of_which_20_are_cancelled(
 
         def run(index: int) -> str | None:
             num_before_cancel, frontend = plan[index]
-            call = frontend.generation.GenerateStream(greedy("Stream number 1", 24), timeout=TIMEOUT_S)
+            request = greedy("Stream number 1", 4000 if index in cancelled else 24)
+            call = frontend.generation.GenerateStream(request, timeout=TIMEOUT_S)
             text = ""
             for number, message in enumerate(call):
                 text += message.delta.text

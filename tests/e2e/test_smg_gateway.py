@@ -10,14 +10,13 @@ from typing import NamedTuple
 import openai
 import pytest
 
-from running_stack import SERVING, Frontend, Service, free_port, running_stack
+from running_stack import SERVING, Frontend, Service, free_port, running_stack, wait_until_zero
 from smg_gateway import gateway_program, running_gateway
 
 pytestmark = pytest.mark.slow
 
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
 STORY = "Once upon a time"
-IDLE_WITHIN_S = 30.0
 # From the frontend's own recovery on; the gateway asks for health every 2 s.
 RECOVERY_WITHIN_S = 6.0
 
@@ -49,7 +48,7 @@ def gateway(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) 
             yield Gateway(client, model, engine, frontend, lambda: stack.engine(port=port))
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = IDLE_WITHIN_S) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float) -> None:
     give_up = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < give_up, "it did not become so"
@@ -57,7 +56,9 @@ def wait_until(condition: Callable[[], bool], within_s: float = IDLE_WITHIN_S) -
 
 
 def wait_until_idle(gateway: Gateway) -> None:
-    wait_until(lambda: gateway.frontend.metric("stepwire_frontend_requests_in_flight") == 0)
+    """No request in the frontend, and no KV block in use in the engine."""
+    wait_until_zero(gateway.frontend, "stepwire_frontend_requests_in_flight")
+    wait_until_zero(gateway.engine, "stepwire_engine_core_kv_cache_usage_ratio")
 
 
 def test_chat_whole_and_streamed(gateway: Gateway) -> None:

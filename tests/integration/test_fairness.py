@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from pathlib import Path
 
 import grpc
@@ -64,6 +65,39 @@ def test_in_the_engine_a_tenant_waits_for_a_place_and_not_for_the_flood():
     alone = max(steps_to_first_token(0))
     assert first <= alone + 6
     assert max(others) == alone
+
+
+# Quiet requests, and the steps between their arrivals.
+NUM_QUIET, ARRIVAL_INTERVAL = 40, 2
+
+
+def steady_steps_to_first_token(num_flood: int) -> list[int]:
+    """Of requests that arrive at a steady pace, whether or not those before them are done."""
+    engine = LoopedEngine(num_blocks=4096, max_num_seqs=16)
+    for handle in range(num_flood):
+        engine.add(handle, max_tokens=4 + handle % 5, client_class="loud")
+    # The flood has taken every place, and its requests no longer end in step with each other.
+    engine.turn(10)
+    arrivals: dict[int, int] = {}
+    steps: dict[int, int] = {}
+    step = 0
+    while len(steps) < NUM_QUIET:
+        if step % ARRIVAL_INTERVAL == 0 and len(arrivals) < NUM_QUIET:
+            assert num_flood == 0 or len(engine.scheduler.waiting) > 0, "the flood is over"
+            arrivals[num_flood + len(arrivals)] = step
+            engine.add(max(arrivals), max_tokens=5, client_class="quiet")
+        engine.turn()
+        step += 1
+        steps |= {key: step - arrivals[key] for key in arrivals if key not in steps and engine.tokens.get(key)}
+    return list(steps.values())
+
+
+def p95(values: list[int]) -> int:
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1]
+
+
+def test_a_flood_at_most_doubles_the_steps_to_a_quiet_tenants_first_tokens():
+    assert p95(steady_steps_to_first_token(320)) <= 2 * p95(steady_steps_to_first_token(0))
 
 
 async def test_no_log_and_no_error_has_a_prompt_in_it(

@@ -25,6 +25,7 @@ from fakes.hostile_messages import texts
 from fakes.hostile_templates import templates
 from frontend.api.openai_http.chat_body import ChatBody
 from frontend.api.openai_http.completion_body import CompletionBody
+from frontend.api.openai_http.embedding_body import EmbeddingBody
 from frontend.api.openai_http.service_routes import DetokenizeBody, TokenizeBody
 from fuzzed_processes import FuzzedProcesses, fuzzed_processes
 from fuzzing import Fuzzing
@@ -52,6 +53,7 @@ _CHATS: list[dict[str, object]] = [
 _GOOD: dict[str, tuple[type, list[dict[str, object]]]] = {
     "/v1/completions": (CompletionBody, [{"prompt": "hello", "max_tokens": 4}, {"prompt": [[5], [6]], "stream": True}]),
     "/v1/chat/completions": (ChatBody, _CHATS),
+    "/v1/embeddings": (EmbeddingBody, [{"input": "hello"}, {"input": [[5, 6], [7]], "encoding_format": "base64"}]),
     "/tokenize": (TokenizeBody, [{"prompt": "hello"}, *_CHATS]),
     "/detokenize": (DetokenizeBody, [{"tokens": [5, 6]}]),
 }

@@ -78,7 +78,7 @@ def _json_objects(text: str) -> list[dict]:
 
 async def test_lists_the_public_services(target):
     services = await OutsideClient().list_services(target)
-    expected = {"GenerationService", "TokenizationService", "ModelService"}
+    expected = {"GenerationService", "ChatService", "EmbeddingService", "TokenizationService", "ModelService"}
     assert {f"stepwire.v1.{name}" for name in expected} <= set(services)
     assert "grpc.health.v1.Health" in services
 
