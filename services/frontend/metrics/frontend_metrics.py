@@ -17,6 +17,7 @@ from frontend.engine_client.connection_state import REFUSAL_REASONS
 from frontend.engine_client.transport_stats import TransportStats
 from frontend.metrics import engines, mirror, requests, rpcs, text
 from frontend.metrics.requests import ModelMetrics, RequestMetrics
+from frontend.processing_failures import Stage
 from frontend.text_times import TextTimes
 from stepwire.grpc_errors import REASONS
 from stepwire.metric_aliases import AliasedRegistry, Collects
@@ -97,7 +98,8 @@ class FrontendMetrics:
         aborted = requests.ABORTED.counter(registry)
         self.requests_aborted = {kind: aborted.labels(kind.value) for kind in AbortKind}
         self.slow_client_cuts = requests.SLOW_CLIENT_CUTS.counter(registry)
-        self.output_processing_errors = text.PROCESSING_ERRORS.counter(registry).labels("detokenize")
+        failures = text.PROCESSING_ERRORS.counter(registry)
+        self._output_failures = {stage: failures.labels(stage.value) for stage in Stage}
 
     def served(self, alias: str) -> Collects:
         """What a scrape gets; `alias` is the setting."""
@@ -144,6 +146,9 @@ class FrontendMetrics:
         self._engines = set(is_up)
         for engine_id, value in is_up.items():
             self._engine_up.labels(engine_id).set(value)
+
+    def count_output_failure(self, stage: Stage) -> None:
+        self._output_failures[stage].inc()
 
     def count_engine_refusal(self, reason: str) -> None:
         self._engine_refusals.labels(reason).inc()
