@@ -80,9 +80,15 @@ CASES = (
     AlertCase(
         "StepwireEngineDied",
         "page",
-        # A cause has no series before its first death.
-        {f'{_DEATHS},cause=""}}': "0x30", f'{_DEATHS},cause="EXECUTOR_FAILED"}}': "_x6 1x24"},
-        ({f'{_DEATHS},cause=""}}': "0x30"}, {f'{_DEATHS},cause=""}}': "0x30", f'{_DEATHS},cause="X"}}': "1x30"}),
+        {f'{_DEATHS},cause="EXECUTOR_FAILED"}}': "0x6 1x24"},
+        ({f'{_DEATHS},cause="EXECUTOR_FAILED"}}': "1x30"},),
+    ),
+    AlertCase(
+        "StepwireEngineDied",
+        "page",
+        # A cause that the frontend does not know has no series before its first death.
+        {f'{_DEATHS},cause="STEP_FAILED"}}': "0x30", f'{_DEATHS},cause="8"}}': "_x6 1x24"},
+        ({f'{_DEATHS},cause="STEP_FAILED"}}': "0x30"},),
     ),
     AlertCase("StepwireNoEngineServing", "page", {_UP: "0x30", _BUILD: "1x30"}, ({_UP: "1x30", _BUILD: "1x30"},)),
     AlertCase(

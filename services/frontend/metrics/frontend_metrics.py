@@ -15,6 +15,7 @@ from frontend.abort_kind import AbortKind
 from frontend.engine_client.balancer import PickReason
 from frontend.engine_client.connection_state import REFUSAL_REASONS
 from frontend.engine_client.transport_stats import TransportStats
+from frontend.engine_client.wire import DEATH_CAUSES
 from frontend.metrics import engines, mirror, requests, rpcs, text
 from frontend.metrics.requests import ModelMetrics, RequestMetrics
 from frontend.processing_failures import Stage
@@ -27,7 +28,8 @@ from stepwire.process_metrics import ProcessMetrics, ProcessRows
 
 # The engines know the classes, and a name that only a caller knows is no label: here all are one.
 CLIENT_CLASS = "default"
-DEATH_KINDS = ("reported", "transport", "heartbeat")
+# How the frontend learns of a death that the engine could not announce.
+SILENT_DEATH_KINDS = ("transport", "heartbeat")
 UNKNOWN_METHOD = "unknown"
 
 _PROCESS_ROWS = ProcessRows(
@@ -133,11 +135,13 @@ class FrontendMetrics:
         _CERTIFICATE_EXPIRY.gauge(self.registry).set_function(expiry)
 
     def engine_attached(self, engine_id: str) -> None:
-        """Create the series of an engine."""
+        """Create the series of an engine; a first death that is no change of a series would be seen by no rate."""
         self._batch_gaps.labels(engine_id)
         self.transport.expect(engine_id)
-        for kind in DEATH_KINDS:
+        for kind in SILENT_DEATH_KINDS:
             self._engine_deaths.labels(engine_id, kind, "")
+        for cause in DEATH_CAUSES:
+            self._engine_deaths.labels(engine_id, "reported", cause)
 
     def set_engines_up(self, is_up: dict[str, bool]) -> None:
         """Of every engine that ought to be there; the series of the others go, or would alarm for ever."""
