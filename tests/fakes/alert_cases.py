@@ -193,8 +193,8 @@ CASES = (
     AlertCase(
         "StepwireSessionFlapping",
         "ticket",
-        {f'{_F}engine_reconnects_total{_FE},engine_id="e",result="resumed"}}': "0+1x30"},
-        ({f'{_F}engine_reconnects_total{_FE},engine_id="e",result="resumed"}}': "0x4 1x10 2x20"},),
+        {f'{_F}engine_reconnects_total{_FE},engine_id="e",result="new_boot"}}': "0+1x30"},
+        ({f'{_F}engine_reconnects_total{_FE},engine_id="e",result="new_boot"}}': "0x4 1x10 2x20"},),
     ),
     AlertCase(
         "StepwireBatchGap",
