@@ -36,15 +36,17 @@ def start_request_span(parent: Context | None, attributes: Mapping[str, Attribut
     """The server span of one call, current in the block. It has no text of exceptions, which may quote a caller."""
     call = CallTrace()
     token = CURRENT_CALL.set(call)
-    with tracing.tracer.start_as_current_span(
-        SPAN_NAME, parent, SpanKind.SERVER, attributes, record_exception=False, set_status_on_exception=False
-    ) as span:
-        try:
-            yield span
-        finally:
-            CURRENT_CALL.reset(token)
-            if span.is_recording():
-                span.set_attributes(call.attributes())
+    try:
+        with tracing.tracer.start_as_current_span(
+            SPAN_NAME, parent, SpanKind.SERVER, attributes, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield span
+            finally:
+                if span.is_recording():
+                    span.set_attributes(call.attributes())
+    finally:
+        CURRENT_CALL.reset(token)
 
 
 def set_error_type(error: StepwireError) -> None:
