@@ -99,7 +99,8 @@ class FuzzedStack:
         assert frontend.process.frontend.num_in_flight == 0
         assert frontend.process.frontend.pool.num_routes == 0
         assert frontend.metric("requests_in_flight", client_class="default") == 0
-        assert frontend.metric("output_processing_errors_total", stage="detokenize") == 0
+        for stage in ("detokenize", "logprobs"):
+            assert frontend.metric("output_processing_errors_total", stage=stage) == 0
 
     def num_submitted_choices(self) -> int:
         """Sent to the engine since the start; each has a handle of its own."""

@@ -15,6 +15,8 @@ from stepwire.metric_rows import MetricKind, MetricRow
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 # Of the standard collectors.
 _STANDARD = ("process_", "python_")
+# Rows that need a setting: samples of the KV cache's blocks, and TLS.
+_OPTIONAL = ("stepwire_engine_core_kv_block_", "stepwire_frontend_tls_certificate_expiry_timestamp_seconds")
 
 
 class Scrape:
@@ -51,8 +53,10 @@ class Scrape:
         return found
 
     def check_against(self, rows: Sequence[MetricRow]) -> None:
-        """Everything that is served is declared, as it is declared; every alias has the values of its row."""
+        """What is served is what is declared, as it is declared; every alias has the values of its row."""
         declared = {row.family_name: row for row in rows}
+        missing = [name for name in declared.keys() - self.families.keys() if not name.startswith(_OPTIONAL)]
+        assert not missing, missing
         aliases = {_alias_family(row): row for row in rows if row.alias}
         for name, family in self.families.items():
             if name.startswith(_STANDARD):

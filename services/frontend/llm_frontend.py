@@ -291,7 +291,7 @@ class LLMFrontend:
                 facts,
                 tokenizer_dir,
                 self._abort,
-                self.metrics.output_processing_errors.inc,
+                self.metrics.count_output_failure,
                 self.settings.tokenizer_threads,
                 self.settings.chat_options,
                 self.metrics.text_times,

@@ -7,7 +7,6 @@ guard: whatever goes wrong with one ends that one, and the batch goes on.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -19,13 +18,12 @@ from frontend.input_processor.processed_request import ProcessedRequest
 from frontend.logprobs import PromptLogprobs
 from frontend.output_collector import OutputCollector
 from frontend.parallel_sampling import RequestState
+from frontend.processing_failures import ProcessingFailures, Stage
 from frontend.request_stats import RequestStats
 from frontend.retry_advice import RETRY_AFTER_MS
 from frontend.text_times import TextTimes
 from frontend.tokenizer import Tokenizer
 from stepwire.errors import RequestFailedError, StepwireError, UnavailableError
-
-logger = logging.getLogger(__name__)
 
 # Outputs between two yields to the event loop, so that a large batch does not delay everything else.
 SLICE = 128
@@ -34,14 +32,14 @@ SLICE = 128
 class OutputProcessor:
     """Turns engine outputs into deltas, one collector a request. `on_abort` must not block: it queues an abort.
 
-    `on_failure` is called for each request that failed in here.
+    `on_failure` is called for each request that failed in here, with the stage that failed.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         on_abort: Callable[[list[int], AbortKind], None],
-        on_failure: Callable[[], None],
+        on_failure: Callable[[Stage], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         times: TextTimes | None = None,
@@ -52,6 +50,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._on_abort = on_abort
         self._on_failure = on_failure
+        self._failures = ProcessingFailures()
         self._clock = clock
         # Live handles; one goes with its end.
         self._choices: dict[int, tuple[RequestState, ChoiceState]] = {}
@@ -107,9 +106,8 @@ class OutputProcessor:
                 if not self._take_plain(state, choice, output):
                     self._process(state, choice, output, stopped)
             # The guard: nothing that one request can cause may reach the others.
-            except Exception:
-                logger.exception("output processing failed", extra={"request_id": state.request_id})
-                self._on_failure()
+            except Exception as exception:
+                self._on_failure(self._failures.note(exception, state.request_id))
                 error = RequestFailedError(
                     "the output of this request could not be processed", reason="OUTPUT_PROCESSING"
                 )

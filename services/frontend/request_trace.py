@@ -9,15 +9,16 @@ caller's context goes on to the engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from frontend.generation_events import ChoiceFinished, CollectorItem, Timings, Usage
+from frontend.call_trace import CURRENT_CALL, CallTrace, GenerationEnd
+from frontend.generation_events import ChoiceFinished, CollectorItem
 from frontend.input_processor import ProcessedRequest
 from frontend.output_collector import OutputCollector
 from stepwire import tracing
@@ -28,16 +29,24 @@ if TYPE_CHECKING:
 
 SPAN_NAME = "llm_request"
 ENGINE_SPAN_NAME = "engine_core.request"
-_NS_PER_S = 1_000_000_000
 
 
-def start_request_span(
-    parent: Context | None, attributes: Mapping[str, AttributeValue]
-) -> AbstractContextManager[Span]:
+@contextmanager
+def start_request_span(parent: Context | None, attributes: Mapping[str, AttributeValue]) -> Iterator[Span]:
     """The server span of one call, current in the block. It has no text of exceptions, which may quote a caller."""
-    return tracing.tracer.start_as_current_span(
-        SPAN_NAME, parent, SpanKind.SERVER, attributes, record_exception=False, set_status_on_exception=False
-    )
+    call = CallTrace()
+    token = CURRENT_CALL.set(call)
+    try:
+        with tracing.tracer.start_as_current_span(
+            SPAN_NAME, parent, SpanKind.SERVER, attributes, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                yield span
+            finally:
+                if span.is_recording():
+                    span.set_attributes(call.attributes())
+    finally:
+        CURRENT_CALL.reset(token)
 
 
 def set_error_type(error: StepwireError) -> None:
@@ -51,7 +60,10 @@ class RequestTrace:
     def __init__(self, request_id: str) -> None:
         self._span = trace.get_current_span()
         self._span.set_attribute("gen_ai.request.id", request_id)
+        self._call = CURRENT_CALL.get() or CallTrace()
+        self._place = self._call.begin()
         self._arrival = time.monotonic()
+        self._num_choices = 0
         self._engine_span: Span = trace.INVALID_SPAN
         self._finish_reasons: dict[int, str] = {}
 
@@ -62,6 +74,7 @@ class RequestTrace:
 
     def submitted(self, processed: ProcessedRequest) -> None:
         """Put the context of a new span for the engine's work into the engine's message."""
+        self._num_choices = processed.num_choices
         if not self._span.get_span_context().is_valid:
             return
         self._engine_span = tracing.tracer.start_span(ENGINE_SPAN_NAME, kind=SpanKind.CLIENT)
@@ -86,15 +99,10 @@ class RequestTrace:
     def close(self, engine_id: str, collected: OutputCollector | None, finished_reason: str) -> None:
         """`collected` is None when it never reached an engine; `finished_reason` goes for choices without an end."""
         if self._span.is_recording() and collected is not None:
-            reasons = [self._finish_reasons[choice] for choice in sorted(self._finish_reasons)] or [finished_reason]
-            self._span.set_attributes(
-                {
-                    "stepwire.engine_id": engine_id,
-                    "gen_ai.response.finish_reasons": reasons,
-                    **_usage_attributes(collected.usage),
-                    **_latency_attributes(collected.timings, time.monotonic() - self._arrival),
-                }
-            )
+            self._span.set_attribute("stepwire.engine_id", engine_id)
+            reasons = [self._finish_reasons.get(choice, finished_reason) for choice in range(self._num_choices)]
+            duration_s = time.monotonic() - self._arrival
+            self._call.end(self._place, GenerationEnd(reasons, collected.usage, collected.timings, duration_s))
             self._engine_span.set_attribute("stepwire.engine_id", engine_id)
         self._engine_span.end()
 
@@ -115,28 +123,4 @@ def _request_attributes(processed: ProcessedRequest) -> dict[str, AttributeValue
         "gen_ai.request.choice.count": processed.num_choices,
         "stepwire.priority": processed.template.priority,
         "stepwire.client_class": processed.template.client_class,
-    }
-
-
-def _usage_attributes(usage: Usage) -> dict[str, AttributeValue]:
-    """Newer names and older ones, same numbers."""
-    return {
-        "gen_ai.usage.input_tokens": usage.prompt_tokens,
-        "gen_ai.usage.output_tokens": usage.completion_tokens,
-        "gen_ai.usage.prompt_tokens": usage.prompt_tokens,
-        "gen_ai.usage.completion_tokens": usage.completion_tokens,
-        "stepwire.cached_prompt_tokens": usage.cached_prompt_tokens,
-    }
-
-
-def _latency_attributes(timings: Timings, duration_s: float) -> dict[str, AttributeValue]:
-    """Seconds. The first is of this process's clock with the last, the others are differences of the engine's."""
-    return {
-        "gen_ai.latency.time_to_first_token": timings.ttft_ns / _NS_PER_S,
-        "gen_ai.latency.e2e": duration_s,
-        "gen_ai.latency.time_in_queue": timings.queued_ns / _NS_PER_S,
-        "gen_ai.latency.time_in_model_prefill": timings.prefill_ns / _NS_PER_S,
-        "gen_ai.latency.time_in_model_decode": timings.decode_ns / _NS_PER_S,
-        "gen_ai.latency.time_in_model_inference": (timings.prefill_ns + timings.decode_ns) / _NS_PER_S,
-        "stepwire.preemptions": timings.preemptions,
     }

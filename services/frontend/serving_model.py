@@ -17,6 +17,7 @@ from frontend.chat.model import ChatModel, ChatOptions
 from frontend.engine_client.engine_facts import EngineFacts
 from frontend.input_processor import InputProcessor, ModelFacts
 from frontend.output_processor import OutputProcessor
+from frontend.processing_failures import Stage
 from frontend.text_times import TextTimes
 from frontend.tokenizer import Tokenizer
 from stepwire import tokenizer_archive
@@ -30,7 +31,7 @@ class ServingModel:
         facts: EngineFacts,
         tokenizer: Tokenizer,
         on_abort: Callable[[list[int], AbortKind], None],
-        on_failure: Callable[[], None],
+        on_failure: Callable[[Stage], None],
         tokenizer_threads: int,
         chat: ChatModel,
         tokenizer_archive: bytes,
@@ -54,7 +55,7 @@ class ServingModel:
         facts: EngineFacts,
         tokenizer_dir: Path,
         on_abort: Callable[[list[int], AbortKind], None],
-        on_failure: Callable[[], None],
+        on_failure: Callable[[Stage], None],
         tokenizer_threads: int,
         chat_options: ChatOptions,
         times: TextTimes | None = None,

@@ -143,7 +143,7 @@ def _load_frontend(client: InprocClient) -> ServingModel:
         client.facts,
         tokenizer,
         client.abort,
-        on_failure=lambda: None,
+        on_failure=lambda _: None,
         tokenizer_threads=1,
         chat=chat,
         tokenizer_archive=archive,

@@ -80,9 +80,15 @@ CASES = (
     AlertCase(
         "StepwireEngineDied",
         "page",
-        # A cause has no series before its first death.
-        {f'{_DEATHS},cause=""}}': "0x30", f'{_DEATHS},cause="EXECUTOR_FAILED"}}': "_x6 1x24"},
-        ({f'{_DEATHS},cause=""}}': "0x30"}, {f'{_DEATHS},cause=""}}': "0x30", f'{_DEATHS},cause="X"}}': "1x30"}),
+        {f'{_DEATHS},cause="EXECUTOR_FAILED"}}': "0x6 1x24"},
+        ({f'{_DEATHS},cause="EXECUTOR_FAILED"}}': "1x30"},),
+    ),
+    AlertCase(
+        "StepwireEngineDied",
+        "page",
+        # A cause that the frontend does not know has no series before its first death.
+        {f'{_DEATHS},cause="STEP_FAILED"}}': "0x30", f'{_DEATHS},cause="8"}}': "_x6 1x24"},
+        ({f'{_DEATHS},cause="STEP_FAILED"}}': "0x30"},),
     ),
     AlertCase("StepwireNoEngineServing", "page", {_UP: "0x30", _BUILD: "1x30"}, ({_UP: "1x30", _BUILD: "1x30"},)),
     AlertCase(
@@ -187,8 +193,8 @@ CASES = (
     AlertCase(
         "StepwireSessionFlapping",
         "ticket",
-        {f'{_F}engine_reconnects_total{_FE},engine_id="e",result="resumed"}}': "0+1x30"},
-        ({f'{_F}engine_reconnects_total{_FE},engine_id="e",result="resumed"}}': "0x4 1x10 2x20"},),
+        {f'{_F}engine_reconnects_total{_FE},engine_id="e",result="new_boot"}}': "0+1x30"},
+        ({f'{_F}engine_reconnects_total{_FE},engine_id="e",result="new_boot"}}': "0x4 1x10 2x20"},),
     ),
     AlertCase(
         "StepwireBatchGap",

@@ -15,6 +15,7 @@ from frontend.abort_kind import AbortKind
 from frontend.engine_outputs import EngineEvent, EngineFinish, EngineFinishReason, EngineOutput
 from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, FinishReason, PromptReady, StopMatch
 from frontend.output_processor import SLICE, OutputProcessor
+from frontend.processing_failures import Stage
 from stepwire.errors import EngineDeadError, InvalidRequestError, OverloadedError, RequestFailedError, UnavailableError
 
 TOKENIZER = byte_level_tokenizer()
@@ -43,8 +44,8 @@ class World:
     def __init__(self, tokenizer=TOKENIZER) -> None:
         self.clock = Clock()
         self.aborts = AbortLog()
-        self.failures: list[None] = []
-        self.processor = OutputProcessor(tokenizer, self.aborts, lambda: self.failures.append(None), clock=self.clock)
+        self.failures: list[Stage] = []
+        self.processor = OutputProcessor(tokenizer, self.aborts, self.failures.append, clock=self.clock)
 
     def add(self, *handles: int, **changes):
         request = make_request(num_choices=len(handles), arrival_time=self.clock.now, **changes)
@@ -143,8 +144,19 @@ async def test_one_poisoned_detokenizer_harms_no_other_of_a_hundred_streams() ->
             assert text_of(await read_all(collector)) == "abc"
         assert world.processor.close(collector) == []
     assert world.aborts.calls == [([42], AbortKind.FRONTEND_ERROR)]
-    assert len(world.failures) == 1
+    assert world.failures == [Stage.DETOKENIZE]
     assert world.is_idle
+
+
+async def test_the_log_has_the_first_failure_in_full_and_counts_those_like_it(caplog) -> None:
+    world = World(_PoisonedTokenizer())
+    for handle in (1, 2, 3):
+        world.add(handle, output={"num_logprobs": 1} if handle == 3 else {})
+    await world.take(*(tokens(handle, *ids("~")) for handle in (1, 2, 3)))
+    assert world.failures == [Stage.DETOKENIZE, Stage.DETOKENIZE, Stage.LOGPROBS]
+    assert [record.exc_info is not None for record in caplog.records] == [True, False, True]
+    assert "RuntimeError" in caplog.records[1].getMessage()
+    assert "2 times" in caplog.records[1].getMessage()
 
 
 async def test_failing_choice_takes_its_siblings_along(world) -> None:
@@ -406,3 +418,4 @@ async def test_rows_that_do_not_fit_fail_their_request_alone(world) -> None:
     assert caught.value.reason == "OUTPUT_PROCESSING"
     assert text_of(await read_all(good)) == "b"
     assert world.aborts.calls == [([1], AbortKind.FRONTEND_ERROR)]
+    assert world.failures == [Stage.LOGPROBS]

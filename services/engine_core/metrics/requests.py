@@ -56,6 +56,8 @@ _BY_REASON = (*LABELS, "reason")
 _REJECTED = counter(f"{PREFIX}requests_rejected_total", "Requests refused before they were queued.", _BY_REASON)
 _ABORTED = counter(f"{PREFIX}requests_aborted_total", "Requests ended from outside.", _BY_REASON)
 _ERRORS = counter(f"{PREFIX}request_errors_total", "Requests that failed; the engine lives.", _BY_REASON)
+# All that an engine can give, so that the first failure is a change of a series that is there.
+ERROR_REASONS = ("REQUEST_FAILED", "GRAMMAR_INVALID", "GRAMMAR_VIOLATION", "QUEUE_TIMEOUT", "DEADLINE")
 ROWS = (*_HISTOGRAMS, _REJECTED, _ABORTED, _ERRORS)
 
 
@@ -70,7 +72,11 @@ def collect(view: EngineView) -> Iterator[Metric]:
     yield _ERRORS.family(view.by(_errors(view)))
 
 
-def _errors(view: EngineView) -> dict[str, float]:
+def _errors(view: EngineView) -> dict[str, int]:
     if view.proc is None:
         return {}
-    return {**Counter(view.proc.num_unreadable.snapshot()), **view.proc.core.scheduler.counters.errors.copy()}
+    found = Counter(dict.fromkeys(ERROR_REASONS, 0))
+    # Counter.update adds: a reason may be counted in both places.
+    found.update(view.proc.num_unreadable.snapshot())
+    found.update(view.proc.core.scheduler.counters.errors.copy())
+    return found

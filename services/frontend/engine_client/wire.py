@@ -24,6 +24,7 @@ from stepwire.grpc_errors import is_retryable, status_code
 from stepwire.packed_logprobs import PackedLogprobs
 from stepwire.v1 import common_pb2
 
+_CAUSE_PREFIX = "ENGINE_DEATH_CAUSE_"
 _FINISH_REASONS = {
     pb.ENGINE_FINISH_REASON_STOP: EngineFinishReason.STOP,
     pb.ENGINE_FINISH_REASON_LENGTH: EngineFinishReason.LENGTH,
@@ -185,13 +186,17 @@ def to_engine_error(error: StepwireError) -> common_pb2.EngineError:
     )
 
 
+# Of an engine that announces its death, as EngineDeadError has them.
+DEATH_CAUSES = tuple(name.removeprefix(_CAUSE_PREFIX) for name, _ in pb.EngineDeathCause.items())
+
+
 def to_death(dead: pb.EngineDead) -> EngineDeadError:
     """The exception of an engine that announced its death."""
     cause = pb.EngineDeathCause.Name(dead.cause) if dead.cause in pb.EngineDeathCause.values() else str(dead.cause)
     error = EngineDeadError(
         f"the engine died: {dead.message or 'it gave no message'}",
         kind="reported",
-        cause=cause.removeprefix("ENGINE_DEATH_CAUSE_"),
+        cause=cause.removeprefix(_CAUSE_PREFIX),
         cause_type=dead.cause_type,
         boot_id=dead.boot_id,
         last_step=dead.last_step,

@@ -15,8 +15,10 @@ from frontend.abort_kind import AbortKind
 from frontend.engine_client.balancer import PickReason
 from frontend.engine_client.connection_state import REFUSAL_REASONS
 from frontend.engine_client.transport_stats import TransportStats
+from frontend.engine_client.wire import DEATH_CAUSES
 from frontend.metrics import engines, mirror, requests, rpcs, text
 from frontend.metrics.requests import ModelMetrics, RequestMetrics
+from frontend.processing_failures import Stage
 from frontend.text_times import TextTimes
 from stepwire.grpc_errors import REASONS
 from stepwire.metric_aliases import AliasedRegistry, Collects
@@ -26,7 +28,8 @@ from stepwire.process_metrics import ProcessMetrics, ProcessRows
 
 # The engines know the classes, and a name that only a caller knows is no label: here all are one.
 CLIENT_CLASS = "default"
-DEATH_KINDS = ("reported", "transport", "heartbeat")
+# How the frontend learns of a death that the engine could not announce.
+SILENT_DEATH_KINDS = ("transport", "heartbeat")
 UNKNOWN_METHOD = "unknown"
 
 _PROCESS_ROWS = ProcessRows(
@@ -97,7 +100,8 @@ class FrontendMetrics:
         aborted = requests.ABORTED.counter(registry)
         self.requests_aborted = {kind: aborted.labels(kind.value) for kind in AbortKind}
         self.slow_client_cuts = requests.SLOW_CLIENT_CUTS.counter(registry)
-        self.output_processing_errors = text.PROCESSING_ERRORS.counter(registry).labels("detokenize")
+        failures = text.PROCESSING_ERRORS.counter(registry)
+        self._output_failures = {stage: failures.labels(stage.value) for stage in Stage}
 
     def served(self, alias: str) -> Collects:
         """What a scrape gets; `alias` is the setting."""
@@ -131,11 +135,13 @@ class FrontendMetrics:
         _CERTIFICATE_EXPIRY.gauge(self.registry).set_function(expiry)
 
     def engine_attached(self, engine_id: str) -> None:
-        """Create the series of an engine."""
+        """Create the series of an engine; a first death that is no change of a series would be seen by no rate."""
         self._batch_gaps.labels(engine_id)
         self.transport.expect(engine_id)
-        for kind in DEATH_KINDS:
+        for kind in SILENT_DEATH_KINDS:
             self._engine_deaths.labels(engine_id, kind, "")
+        for cause in DEATH_CAUSES:
+            self._engine_deaths.labels(engine_id, "reported", cause)
 
     def set_engines_up(self, is_up: dict[str, bool]) -> None:
         """Of every engine that ought to be there; the series of the others go, or would alarm for ever."""
@@ -144,6 +150,9 @@ class FrontendMetrics:
         self._engines = set(is_up)
         for engine_id, value in is_up.items():
             self._engine_up.labels(engine_id).set(value)
+
+    def count_output_failure(self, stage: Stage) -> None:
+        self._output_failures[stage].inc()
 
     def count_engine_refusal(self, reason: str) -> None:
         self._engine_refusals.labels(reason).inc()

@@ -45,7 +45,7 @@ _LOAD = Row(
         ),
         Panel(
             "Queued prompt tokens",
-            "Prompt tokens that wait to be computed; the best signal for an autoscaler.",
+            "All known tokens of the requests that wait, cached ones included; the best signal for an autoscaler.",
             Unit.TOKENS,
             (Query(total(f"{_E}queued_prompt_tokens", "engine_id"), "{{engine_id}}"),),
         ),
@@ -188,7 +188,7 @@ _HEALTH = Row(
         ),
         Panel(
             "Device memory",
-            "Weights, KV cache, activations, and what is free.",
+            "Weights and KV cache; 0 while the engine is asleep.",
             Unit.BYTES,
             (Query(total(f"{_E}device_memory_bytes", "kind"), "{{kind}}"),),
             Kind.STACKED,

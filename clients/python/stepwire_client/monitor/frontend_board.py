@@ -72,7 +72,7 @@ _TRANSPORT = Row(
         ),
         Panel(
             "Session events",
-            "How streams came and went: opened, taken up again, cut because the frontend did not read.",
+            "How streams came and went: opened, replaced, cut because the frontend did not read, closed.",
             Unit.PER_SECOND,
             (Query(rate(f"{_E}session_events_total", "event"), "{{event}}"),),
         ),
