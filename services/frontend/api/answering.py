@@ -69,7 +69,8 @@ def answers_errors(rpc: Rpc[Servicer, Request, Answer]) -> Rpc[Servicer, Request
 async def _end_with(context: Context, error: StepwireError) -> NoReturn:
     """Give the status to gRPC and end the handler, also when the client does not read and the status has to wait."""
     set_error_type(error)
-    with contextlib.suppress(TimeoutError):
+    # The latter: the connection broke, and nobody reads the status.
+    with contextlib.suppress(TimeoutError, grpc.aio.InternalError):
         async with asyncio.timeout(STATUS_TIMEOUT_S):
             await abort_with(context, error)
     # The status is on its way: it arrives when the client reads on. Only the peer, or the end of the connection or of
