@@ -46,3 +46,18 @@ async def test_handler_ends_although_its_status_is_not_read(monkeypatch) -> None
         with pytest.raises(asyncio.CancelledError):
             await refuse(None, None, context)
     assert context.codes == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+
+
+class BrokenContext(Context):
+    """Its connection breaks while the status is written."""
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: tuple) -> None:
+        self.codes.append(code)
+        raise grpc.aio.InternalError("the batch failed")
+
+
+async def test_handler_ends_as_cancelled_when_its_status_can_not_be_written() -> None:
+    context = BrokenContext(reads=True)
+    with pytest.raises(asyncio.CancelledError):
+        await refuse(None, None, context)
+    assert context.codes == [grpc.StatusCode.RESOURCE_EXHAUSTED]
