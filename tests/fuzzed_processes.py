@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from free_ports import free_port
 from fuzzed_stack import ENGINE_FLAGS, IDLE_METRICS, write_model
 from running_engine import RunningEngine, running_engine
 from running_frontend import request
-from running_stack import SERVING, Frontend, free_port
+from running_stack import SERVING, Frontend
 
 # A refusal is a line of INFO at most; what strangers send must not look like a failure of ours.
 _FAULT = re.compile(r" (ERROR|CRITICAL) |Traceback")

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 from fakes.small_tokenizer import byte_level_backend, write_model_dir
-from frontend_process import free_port
+from free_ports import free_port
 from running_engine import RunningEngine, running_engine
 from running_frontend import SERVING, RunningFrontend, request, running_frontend
 from stepwire.v1 import chat_service_pb2

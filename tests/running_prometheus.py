@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from running_stack import free_port
+from free_ports import free_port
 from stepwire_client.monitor.prometheus import Prometheus
 
 RULES = Path(__file__).parent.parent / "deploy" / "prometheus" / "rules.yaml"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -191,10 +190,3 @@ def wait_until_zero(service: Service, name: str, within_s: float = 10.0) -> None
     while (value := service.metric(name)) != 0:
         assert time.monotonic() < give_up, f"{name} is still {value} after {within_s} s"
         pause.wait(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from running_stack import free_port
+from free_ports import free_port
 from skips import require_program
 
 BIN = Path(__file__).parent.parent / ".venv-smg" / "bin"

@@ -17,8 +17,9 @@ import trustme
 
 from fakes.fake_executor import HANG_TOKEN, SLOW_TOKEN
 from fakes.small_tokenizer import byte_level_backend, write_model_dir
+from free_ports import free_port
 from running_prometheus import HOW, RULES, RunningPrometheus, hurried_rules, running_prometheus, wait_until
-from running_stack import SERVING, Frontend, Service, Stack, free_port, running_stack
+from running_stack import SERVING, Frontend, Service, Stack, running_stack
 from skips import require_program
 from stepwire.v1 import common_pb2, generation_service_pb2_grpc
 from stepwire.v1.generation_service_pb2 import GenerateRequest

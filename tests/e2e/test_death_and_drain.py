@@ -13,7 +13,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from fakes.faulty_engine_process import MARKED_PROMPT
-from running_stack import NOT_SERVING, SERVING, Frontend, Stack, free_port, running_stack, wait_until_zero
+from free_ports import free_port
+from running_stack import NOT_SERVING, SERVING, Frontend, Stack, running_stack, wait_until_zero
 from stepwire.v1 import common_pb2
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 

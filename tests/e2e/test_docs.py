@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from checkout import ROOT, Checkout
-from running_stack import SERVING, free_port, running_stack
+from free_ports import free_port
+from running_stack import SERVING, running_stack
 from skips import require_program
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,8 @@ from smg_grpc_proto.generated import common_pb2 as smg_common_pb2
 from transformers import AutoTokenizer
 
 from fakes.tiny_models import load_reference
-from running_stack import SERVING, Frontend, Service, free_port, running_stack
+from free_ports import free_port
+from running_stack import SERVING, Frontend, Service, running_stack
 from smg_gateway import gateway_program, running_gateway
 from stepwire.v1 import common_pb2
 from stepwire.v1.embedding_service_pb2 import EmbedRequest

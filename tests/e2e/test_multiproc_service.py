@@ -14,7 +14,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from fakes.tiny_models import save_shardable_model
-from running_stack import SERVING, Frontend, Service, Stack, free_port, running_stack
+from free_ports import free_port
+from running_stack import SERVING, Frontend, Service, Stack, running_stack
 from stepwire.v1 import common_pb2
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 

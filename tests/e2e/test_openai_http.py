@@ -12,7 +12,8 @@ import openai
 import pytest
 
 from conformance.runners import node_program
-from running_stack import SERVING, Service, free_port, running_stack, wait_until_zero
+from free_ports import free_port
+from running_stack import SERVING, Service, running_stack, wait_until_zero
 
 pytestmark = pytest.mark.slow
 

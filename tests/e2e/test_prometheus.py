@@ -17,8 +17,9 @@ import pytest
 import trustme
 from typer.testing import CliRunner
 
+from free_ports import free_port
 from running_prometheus import HOW, RULES, RunningPrometheus, running_prometheus, wait_until
-from running_stack import SERVING, Frontend, Service, Stack, free_port, running_stack
+from running_stack import SERVING, Frontend, Service, Stack, running_stack
 from skips import require_program
 from stepwire.v1 import admin_service_pb2, admin_service_pb2_grpc, common_pb2
 from stepwire.v1.generation_service_pb2 import GenerateRequest

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from running_stack import free_port
+from free_ports import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import openai
 import pytest
 
-from running_stack import SERVING, Frontend, Service, free_port, running_stack, wait_until_zero
+from free_ports import free_port
+from running_stack import SERVING, Frontend, Service, running_stack, wait_until_zero
 from smg_gateway import gateway_program, running_gateway
 
 pytestmark = pytest.mark.slow

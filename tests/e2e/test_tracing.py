@@ -11,8 +11,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from free_ports import free_port
 from otlp_receiver import OtlpReceiver, ReceivedSpan, receiving
-from running_stack import SERVING, Frontend, free_port, running_stack
+from running_stack import SERVING, Frontend, running_stack
 from stepwire.v1 import admin_service_pb2, admin_service_pb2_grpc, generation_service_pb2
 
 pytestmark = pytest.mark.slow

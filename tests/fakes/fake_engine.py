@@ -20,6 +20,7 @@ import grpc.aio
 from fakes.fake_engine_session import FakeEngineSession
 from fakes.fake_kv_feed import FakeKvFeed
 from fakes.fake_pooling import HIDDEN_SIZE
+from free_ports import free_port
 from stepwire import grpc_options, tokenizer_archive
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.engine.v1 import engine_core_pb2_grpc as pb_grpc
@@ -112,7 +113,8 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
         self._server = grpc.aio.server(options=grpc_options.SERVER)
         pb_grpc.add_EngineCoreServiceServicer_to_server(self, self._server)
         pb_grpc.add_KvEventsServiceServicer_to_server(self.kv_feed, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        # It must be able to come back to the same address.
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port or free_port()}")
         await self._server.start()
         return self
 

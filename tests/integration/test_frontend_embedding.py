@@ -17,8 +17,8 @@ from google.protobuf.json_format import ParseDict
 
 from fakes.fake_engine import FakeEngine
 from fakes.fake_pooling import HIDDEN_SIZE, wire_vector
+from free_ports import free_port
 from frontend.input_processor.embedding import MAX_INPUTS, MAX_VECTOR_BYTES
-from frontend_process import free_port
 from running_frontend import SERVING, RunningFrontend, failure_of, request, running_frontend
 from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2

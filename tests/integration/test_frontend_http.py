@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from fakes.fake_engine import FakeEngine
-from frontend_process import free_port
+from free_ports import free_port
 from running_frontend import SERVING, RunningFrontend, running_frontend
 from stepwire.v1 import common_pb2
 

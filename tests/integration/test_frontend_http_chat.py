@@ -11,7 +11,7 @@ import pytest
 
 from fakes.fake_engine import FakeEngine
 from fakes.small_tokenizer import byte_level_backend, write_model_dir
-from frontend_process import free_port
+from free_ports import free_port
 from running_frontend import SERVING, running_frontend
 
 MODEL = "fake-model"

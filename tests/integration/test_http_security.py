@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 from fakes.fake_engine import FakeEngine
-from frontend_process import free_port
+from free_ports import free_port
 from running_frontend import SERVING, running_frontend
 
 TOKENS = """

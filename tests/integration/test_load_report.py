@@ -17,7 +17,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from fakes.fake_engine import FakeEngine
-from frontend_process import free_port
+from free_ports import free_port
 from running_frontend import SERVING, RunningFrontend, failure_of, request, running_frontend
 from stepwire.engine.v1.engine_core_pb2 import SchedulerStats
 from stepwire_client import AsyncClient, CallFacts

@@ -11,8 +11,9 @@ import pytest
 
 import engine_core.metrics
 import frontend.metrics
+from free_ports import free_port
 from metered_load import TIMEOUT_S, MeteredLoad, make_request
-from running_stack import SERVING, Frontend, Service, Stack, free_port, running_stack
+from running_stack import SERVING, Frontend, Service, Stack, running_stack
 from scraped import OPENMETRICS, Scrape, by, total
 
 pytestmark = pytest.mark.slow

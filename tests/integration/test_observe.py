@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
+from free_ports import free_port
 from launcher import targets
-from running_stack import free_port
 from skips import require_program
 from stepwire.metrics import serve_http
 from stepwire_client.monitor.prometheus import Prometheus, Span

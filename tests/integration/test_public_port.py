@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from fakes.fake_engine import FakeEngine
-from frontend_process import free_port
+from free_ports import free_port
 from running_frontend import SERVING, RunningFrontend, Stream, failure_of, request, running_frontend
 from stepwire.engine.v1 import engine_core_pb2
 from stepwire.v1 import generation_service_pb2_grpc, model_service_pb2

@@ -17,8 +17,9 @@ import grpc.aio
 import pytest
 
 from fakes.fake_executor import SLOW_TOKEN
+from free_ports import free_port
 from running_frontend import Failure, unpack
-from running_stack import SERVING, Frontend, Service, Stack, free_port, running_stack
+from running_stack import SERVING, Frontend, Service, Stack, running_stack
 from stepwire.v1 import common_pb2, generation_service_pb2_grpc
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 

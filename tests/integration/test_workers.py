@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from fakes.fake_engine import FakeEngine
-from frontend_process import free_port
+from free_ports import free_port
 from running_frontend import CHANNEL_OPTIONS, Failure, Stream, failure_of, request
 from running_workers import RunningWorkers, running_workers
 from stepwire.v1 import admin_service_pb2, common_pb2

@@ -15,6 +15,7 @@ import pytest
 from google.protobuf import json_format
 
 from fakes import launched_services
+from free_ports import free_port
 from launcher import children, options, preflight, sample, services
 from launcher.errors import LaunchError
 from stepwire.v1 import generation_service_pb2
@@ -28,16 +29,6 @@ def taken_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for item in sockets:
-        item.bind(("127.0.0.1", 0))
-    ports = [item.getsockname()[1] for item in sockets]
-    for item in sockets:
-        item.close()
-    return ports
-
-
 def python(*arguments: str) -> list[str]:
     return [sys.executable, *arguments]
 
@@ -48,7 +39,7 @@ def test_a_port_in_use_is_named_with_the_flag_that_moves_it(taken_port):
 
 
 def test_free_ports_pass():
-    preflight.check_ports(dict(zip("abc", free_ports(3), strict=True)))
+    preflight.check_ports({name: free_port() for name in "abc"})
 
 
 def test_too_little_memory_says_how_much():
@@ -128,7 +119,7 @@ class Launch:
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.events_path = launched_services.write(directory)
-        self.ports = free_ports(6)
+        self.ports = [free_port() for _ in range(6)]
         flags = ("--engine-port", "--frontend-port", "--engine-metrics-port", "--frontend-metrics-port")
         flags += ("--frontend-admin-port", "--frontend-http-port")
         placed = [text for flag, port in zip(flags, self.ports, strict=True) for text in (flag, str(port))]
