@@ -101,9 +101,16 @@ class EngineCoreProc:
         self.num_rejected = ReasonCounter(REJECT_REASONS)
         # Requests that failed before the scheduler knew them; it counts its own.
         self.num_unreadable = ReasonCounter(("REQUEST_FAILED",))
-        # Starts a shutdown on behalf of a utility call; the process counts it with the signals.
-        self.drain = drain or self._drain_at_once
-        self.utilities = Utilities(self, profile_dir)
+        # `drain` starts a shutdown on behalf of a utility call; the process counts it with the signals.
+        self.utilities = Utilities(
+            core,
+            lifecycle,
+            self.input_queue,
+            output_queue,
+            drain=drain or self._drain_at_once,
+            republish_stats=self.republish_stats,
+            profile_dir=profile_dir,
+        )
         self._clock = clock
         self._shutdown: ShutdownRequest | None = None
         self._shutdown_lock = threading.Lock()

@@ -2,38 +2,40 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING
 
+from engine_core.core import EngineCore
+from engine_core.messages import InputMessage
 from engine_core.operations import DumpState, RequestState, StateDump
-
-if TYPE_CHECKING:
-    from engine_core.core_proc import EngineCoreProc
+from engine_core.output_queue import OutputQueue
 
 
-def dump_state(proc: EngineCoreProc, call: DumpState) -> StateDump:
+def dump_state(
+    core: EngineCore, input_queue: queue.SimpleQueue[InputMessage], output_queue: OutputQueue, call: DumpState
+) -> StateDump:
     """Consistent: nothing runs while the loop makes it."""
-    scheduler = proc.core.scheduler
+    scheduler = core.scheduler
     pool = scheduler.kv_cache_manager.pool
     return StateDump(
-        step=proc.core.num_steps,
+        step=core.num_steps,
         num_free_blocks=pool.num_available - pool.num_cached,
         num_cached_blocks=pool.num_cached,
         num_used_blocks=pool.num_used,
         num_total_blocks=len(pool.blocks),
         violations=scheduler.check_integrity(),
-        requests=_request_states(proc) if call.include_requests else [],
+        requests=_request_states(core) if call.include_requests else [],
         thread_stacks=_thread_stacks() if call.include_stacks else "",
-        input_queue_depth=proc.input_queue.qsize(),
-        output_queue_depth=proc.output_queue.depth,
-        aborts_queue_depth=proc.aborts_queue.qsize(),
+        input_queue_depth=input_queue.qsize(),
+        output_queue_depth=output_queue.depth,
+        aborts_queue_depth=core.aborts_queue.qsize(),
     )
 
 
-def _request_states(proc: EngineCoreProc) -> list[RequestState]:
-    scheduler, now = proc.core.scheduler, proc.core.clock()
+def _request_states(core: EngineCore) -> list[RequestState]:
+    scheduler, now = core.scheduler, core.clock()
     return [
         RequestState(
             request_id=request.request_id,

@@ -7,16 +7,20 @@ waits. A failure is the answer of that call; only what ends the engine leaves th
 from __future__ import annotations
 
 import logging
+import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine_core import operations as op
 from engine_core import weight_operations as wop
-from engine_core.messages import UtilityCall, UtilityResult
+from engine_core.core import EngineCore
+from engine_core.lifecycle import EngineLifecycle
+from engine_core.messages import InputMessage, UtilityCall, UtilityResult
 from engine_core.model_executor.executor import ExecutorFailedError
+from engine_core.output_queue import OutputQueue
 from engine_core.pause import PauseControl
 from engine_core.profile_control import ProfileControl
 from engine_core.scheduler.output import EngineCoreOutput, RequestError
@@ -26,9 +30,6 @@ from engine_core.utility_times import OK, UtilityTimes
 from engine_core.weights import WeightControl
 from stepwire.errors import InvalidRequestError, InvariantViolation, StepwireError, UnavailableError
 from stepwire.grpc_errors import is_retryable
-
-if TYPE_CHECKING:
-    from engine_core.core_proc import EngineCoreProc
 
 logger = logging.getLogger(__name__)
 
@@ -44,15 +45,26 @@ _TOO_LATE = RequestError("DEADLINE", "the operation did not complete within the 
 class Utilities:
     """The table of operations, and the calls that wait for their end."""
 
-    def __init__(self, proc: EngineCoreProc, profile_dir: Path | None) -> None:
-        self._proc = proc
-        self._core = proc.core
-        self._pause = PauseControl(proc.core, proc.lifecycle)
-        self._weights = WeightControl(proc.core, self._pause, proc.republish_stats)
-        self._sleep = SleepControl(proc.core, proc.lifecycle, self._pause, self._weights)
-        self._profile = ProfileControl(proc.core.executor, profile_dir)
+    def __init__(
+        self,
+        core: EngineCore,
+        lifecycle: EngineLifecycle,
+        input_queue: queue.SimpleQueue[InputMessage],
+        output_queue: OutputQueue,
+        *,
+        drain: DrainRequest,
+        republish_stats: Callable[[], None],
+        profile_dir: Path | None,
+    ) -> None:
+        self._core = core
+        self._output_queue = output_queue
+        self._request_drain = drain
+        self._pause = PauseControl(core, lifecycle)
+        self._weights = WeightControl(core, self._pause, republish_stats)
+        self._sleep = SleepControl(core, lifecycle, self._pause, self._weights)
+        self._profile = ProfileControl(core.executor, profile_dir)
         self._pending: dict[UtilityCall, Future[op.OperationResult]] = {}
-        self.times = UtilityTimes(proc.core.clock)
+        self.times = UtilityTimes(core.clock)
         self._is_draining = False
         self._handlers: dict[type[op.Operation], Callable[[Any], Outcome]] = {
             op.ResetPrefixCache: self._reset_prefix_cache,
@@ -64,9 +76,9 @@ class Utilities:
             op.IsSleeping: lambda _: self._sleep.state(),
             op.StartProfile: lambda call: self._profile.start(call.num_steps, call.prefix, self._core.num_steps),
             op.StopProfile: lambda _: self._profile.stop(),
-            op.DumpState: lambda call: dump_state(proc, call),
-            op.CheckHealth: lambda _: op.CheckHealthResult(proc.core.executor.check_health()),
-            op.GetSupportedTasks: lambda _: op.GetSupportedTasksResult(self._core.config.tasks),
+            op.DumpState: lambda call: dump_state(core, input_queue, output_queue, call),
+            op.CheckHealth: lambda _: op.CheckHealthResult(core.executor.check_health()),
+            op.GetSupportedTasks: lambda _: op.GetSupportedTasksResult(core.config.tasks),
             op.GetKVCacheMetadata: self._get_kv_cache_metadata,
             op.ExecuteDummyBatch: self._execute_dummy_batch,
             op.Drain: self._drain,
@@ -160,7 +172,7 @@ class Utilities:
 
     def _answer(self, call: UtilityCall, outcome: op.OperationResult | RequestError) -> None:
         self.times.end(call, outcome.reason if isinstance(outcome, RequestError) else OK)
-        self._proc.output_queue.put(call.session_id, UtilityResult(call.call_id, outcome))
+        self._output_queue.put(call.session_id, UtilityResult(call.call_id, outcome))
 
     def _is_late(self, call: UtilityCall) -> bool:
         return call.deadline is not None and self._core.clock() >= call.deadline
@@ -197,7 +209,7 @@ class Utilities:
         return op.ExecuteDummyBatchResult(time.perf_counter() - started)
 
     def _drain(self, call: op.Drain) -> op.DrainResult:
-        self._proc.drain(call.timeout_s, call.reason)
+        self._request_drain(call.timeout_s, call.reason)
         return op.DrainResult(len(self._core.scheduler.requests))
 
 
