@@ -41,9 +41,9 @@ def main() -> int:
 
 
 def launch(options: LaunchOptions, console: Console) -> None:
-    """Start both services, show a sample, and stay unless it is a demo."""
+    """Start the services, show a sample, and stay unless it is a demo."""
     preflight.check_ports(options.ports())
-    preflight.check_memory()
+    preflight.check_memory(preflight.NEEDED_BYTES * options.num_engines)
     services.prepare_model(options)
     started: list[Child] = []
     try:
@@ -51,7 +51,7 @@ def launch(options: LaunchOptions, console: Console) -> None:
         _show(options, started, console)
         if not options.is_demo:
             with services.observed(options):
-                _stay(started, console)
+                _stay(options, started, console)
     finally:
         with _step("Stopping", console):
             problems = services.stop_all(started, options.stop_timeout_s)
@@ -62,17 +62,26 @@ def launch(options: LaunchOptions, console: Console) -> None:
 def _show(options: LaunchOptions, started: list[Child], console: Console) -> None:
     target = f"{preflight.HOST}:{options.frontend_port}"
     with Client(target) as client:
-        with _step("Starting engine core and frontend", console):
+        with _step(_starting(options), console):
             services.wait_until_serving(client, started, options.ready_timeout_s)
         sample.stream(client, options.prompt, console)
     if not options.is_demo:
-        metrics = [f"{preflight.HOST}:{port}" for port in (options.frontend_metrics_port, options.engine_metrics_port)]
+        ports = (options.frontend_metrics_port, *options.engine_metrics_ports)
+        metrics = [f"{preflight.HOST}:{port}" for port in ports]
         sample.print_next_steps(target, f"{preflight.HOST}:{options.frontend_admin_port}", metrics, console)
 
 
-def _stay(started: list[Child], console: Console) -> None:
+def _starting(options: LaunchOptions) -> str:
+    engines = "engine core" if options.num_engines == 1 else f"{options.num_engines} engine cores"
+    return f"Starting {engines} and frontend"
+
+
+def _stay(options: LaunchOptions, started: list[Child], console: Console) -> None:
+    def tell(text: str) -> None:
+        console.print(text, style="yellow", markup=False)
+
     try:
-        services.watch(started)
+        services.watch(started, lambda place: services.revived_engine(options, started, place, tell))
     except KeyboardInterrupt:
         console.print()
 

@@ -46,7 +46,7 @@ def main() -> int:
 def observe(options: argparse.Namespace, console: Console) -> None:
     """Start Prometheus, say where it is, and stay until a signal."""
     program = find_program()
-    preflight.check_ports({"port": options.port})
+    preflight.check_ports([("port", options.port)])
     by_hand = targets.announced(targets.DIRECTORY / "by_hand.json", options.frontends, options.engines)
     with by_hand if options.frontends or options.engines else nullcontext():
         child = children.start("prometheus", command(program, options.port, options.data_dir), options.log_dir)

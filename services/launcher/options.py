@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-DESCRIPTION = "Start an engine core and a frontend on loopback, stream one sample answer, and stay up."
+DESCRIPTION = "Start engine cores and a frontend on loopback, stream one sample answer, and stay up."
 EPILOG = (
     "Further flags, such as --model, go to the engine core (see python -m engine_core --help); "
     "those after -- go to the frontend (see python -m frontend --help)."
@@ -23,9 +23,11 @@ PLACED = {
     "--port": "the flags here are --frontend-port and --engine-port",
     "--http-port": "the flag here is --frontend-http-port",
     "--metrics-port": "the flags here are --frontend-metrics-port and --engine-metrics-port",
-    "--engine-endpoints": "the frontend gets the engine core started with it, whose port is --engine-port",
+    "--engine-endpoints": "the frontend gets the engine cores started with it, the first at --engine-port",
     "--owner": "the launcher owns both services",
 }
+# Metrics ports of frontends and engines alternate: the next engine's is not the one after (docs of the ports).
+METRICS_PORT_STEP = 10
 # What a service takes to end beside its drain: last frames, the device, a server's grace.
 STOP_MARGIN_S = 30.0
 
@@ -34,6 +36,8 @@ STOP_MARGIN_S = 30.0
 class LaunchOptions:
     """What to start and where."""
 
+    num_engines: int
+    # Of the first engine; the others follow.
     engine_port: int
     frontend_port: int
     frontend_http_port: int
@@ -49,16 +53,24 @@ class LaunchOptions:
     engine_flags: tuple[str, ...]
     frontend_flags: tuple[str, ...]
 
-    def ports(self) -> dict[str, int]:
-        """Flag name -> port, of every port that must be free."""
-        return {
-            "engine-port": self.engine_port,
-            "frontend-port": self.frontend_port,
-            "frontend-http-port": self.frontend_http_port,
-            "frontend-admin-port": self.frontend_admin_port,
-            "engine-metrics-port": self.engine_metrics_port,
-            "frontend-metrics-port": self.frontend_metrics_port,
-        }
+    @property
+    def engine_ports(self) -> list[int]:
+        return [self.engine_port + number for number in range(self.num_engines)]
+
+    @property
+    def engine_metrics_ports(self) -> list[int]:
+        return [self.engine_metrics_port + METRICS_PORT_STEP * number for number in range(self.num_engines)]
+
+    def ports(self) -> list[tuple[str, int]]:
+        """(flag that moves it, port) of every port that must be free."""
+        return [
+            *(("engine-port", port) for port in self.engine_ports),
+            ("frontend-port", self.frontend_port),
+            ("frontend-http-port", self.frontend_http_port),
+            ("frontend-admin-port", self.frontend_admin_port),
+            *(("engine-metrics-port", port) for port in self.engine_metrics_ports),
+            ("frontend-metrics-port", self.frontend_metrics_port),
+        ]
 
 
 def parse(arguments: Sequence[str]) -> LaunchOptions:
@@ -70,7 +82,10 @@ def parse(arguments: Sequence[str]) -> LaunchOptions:
         name = flag.partition("=")[0]
         if name in PLACED:
             parser.error(f"{name} is set by the launcher: {PLACED[name]}")
+    if values.engines < 1:
+        parser.error(f"--engines: {values.engines} is below 1")
     return LaunchOptions(
+        num_engines=values.engines,
         engine_port=values.engine_port,
         frontend_port=values.frontend_port,
         frontend_http_port=values.frontend_http_port,
@@ -115,12 +130,13 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--demo", action="store_true", help="end after the sample answer")
     add("--prompt", default="The capital of France is", help="prompt of the sample answer")
-    add("--engine-port", type=int, default=50061)
+    add("--engines", type=int, default=1, help="engine cores; with several, one that dies is started again")
+    add("--engine-port", type=int, default=50061, help="of the first engine core; each further one is 1 higher")
     add("--frontend-port", type=int, default=50051)
     add("--frontend-http-port", type=int, default=8000, help="OpenAI-compatible HTTP; 0 = off")
     add("--frontend-admin-port", type=int, default=50052)
-    add("--engine-metrics-port", type=int, default=9101)
+    add("--engine-metrics-port", type=int, default=9101, help="of the first; each further one is 10 higher")
     add("--frontend-metrics-port", type=int, default=9100)
-    add("--log-dir", type=Path, default=Path("build/logs"), help="where both services log")
+    add("--log-dir", type=Path, default=Path("build/logs"), help="where the services log")
     add("--ready-timeout-s", type=float, default=600.0, help="longest wait for the model to load")
     return parser

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import psutil
 
@@ -16,9 +16,9 @@ GIB = 1024**3
 NEEDED_BYTES = int(1.5 * GIB)
 
 
-def check_ports(ports: Mapping[str, int]) -> None:
-    """Every port can be bound. `ports` maps the flag that moves a port to the port."""
-    for flag, port in ports.items():
+def check_ports(ports: Iterable[tuple[str, int]]) -> None:
+    """Every port can be bound. With each comes the flag that moves it."""
+    for flag, port in ports:
         if not is_free(port):
             raise LaunchError(
                 f"port {port} of {HOST} is in use: stop what listens there, or choose another one with --{flag}"

@@ -44,7 +44,7 @@ def print_next_steps(target: str, admin_target: str, metrics: Sequence[str], con
     console.print("\nLook after the engine:", style="bold")
     for line in (admin_line(admin_target), top_line(metrics)):
         console.print("  " + line, markup=False, highlight=False, soft_wrap=True)
-    console.print("\nCtrl-C stops both services.", style="dim")
+    console.print("\nCtrl-C stops the services.", style="dim")
 
 
 def cli_line(target: str) -> str:
@@ -58,7 +58,7 @@ def admin_line(target: str) -> str:
 
 
 def top_line(metrics: Sequence[str]) -> str:
-    """Both services live; `metrics` are their metrics ports."""
+    """The services live; `metrics` are their metrics ports."""
     return shlex.join([_command(), "top", *metrics])
 
 

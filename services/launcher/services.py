@@ -1,11 +1,11 @@
-"""The two services: their command lines, the order in which they start, become ready and stop."""
+"""The services: their command lines, the order in which they start, become ready and stop, and who revives engines."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import grpc
@@ -19,6 +19,8 @@ from stepwire import settings
 from stepwire_client import CallError, Client
 
 POLL_INTERVAL_S = 0.1
+# An engine that ends sooner has a fault that another start would not heal.
+MIN_LIFE_S = 5.0
 
 
 def prepare_model(options: LaunchOptions) -> None:
@@ -31,19 +33,20 @@ def prepare_model(options: LaunchOptions) -> None:
         raise SystemExit(code)
 
 
-def engine_command(options: LaunchOptions) -> list[str]:
-    """The engine core on loopback."""
+def engine_command(options: LaunchOptions, number: int) -> list[str]:
+    """Engine core `number`, from 0, on loopback."""
+    port, metrics_port = options.engine_ports[number], options.engine_metrics_ports[number]
     return [
         *_module("engine_core", *options.engine_flags, "--owner", "parent"),
-        *("--host", HOST, "--port", str(options.engine_port), "--metrics-port", str(options.engine_metrics_port)),
+        *("--host", HOST, "--port", str(port), "--metrics-port", str(metrics_port)),
     ]
 
 
 def frontend_command(options: LaunchOptions) -> list[str]:
-    """The frontend on loopback, attached to that engine."""
+    """The frontend on loopback, attached to these engines."""
     return [
         *_module("frontend", *options.frontend_flags, "--owner", "parent"),
-        *("--engine-endpoints", f"{HOST}:{options.engine_port}"),
+        *("--engine-endpoints", ",".join(f"{HOST}:{port}" for port in options.engine_ports)),
         *("--host", HOST, "--port", str(options.frontend_port), "--metrics-port", str(options.frontend_metrics_port)),
         *("--http-port", str(options.frontend_http_port)),
         *("--admin-host", HOST, "--admin-port", str(options.frontend_admin_port)),
@@ -51,19 +54,24 @@ def frontend_command(options: LaunchOptions) -> list[str]:
 
 
 def start_all(options: LaunchOptions, started: list[Child]) -> None:
-    """Start both; each is in `started` as soon as it runs, so that a failure in between stops it too."""
-    started.append(children.start("engine core", engine_command(options), options.log_dir))
+    """Start all, the frontend last; each is in `started` as soon as it runs, so that a failure in between stops it."""
+    started.extend(_start_engine(options, number) for number in range(options.num_engines))
     # Variables STEPWIRE_* configure the engine, whose settings are the many; the frontend would refuse them.
     environment = settings.environment_without_settings()
     started.append(children.start("frontend", frontend_command(options), options.log_dir, environment))
 
 
+def _start_engine(options: LaunchOptions, number: int, *, keep_log: bool = False) -> Child:
+    name = f"engine core {number}" if options.num_engines > 1 else "engine core"
+    return children.start(name, engine_command(options, number), options.log_dir, keep_log=keep_log)
+
+
 def observed(options: LaunchOptions) -> AbstractContextManager[None]:
-    """For the body, a Prometheus of `make observe` scrapes both."""
+    """For the body, a Prometheus of `make observe` scrapes all."""
     return targets.announced(
         options.log_dir / "targets" / f"{options.frontend_metrics_port}.json",
         [f"{HOST}:{options.frontend_metrics_port}"],
-        [f"{HOST}:{options.engine_metrics_port}"],
+        [f"{HOST}:{port}" for port in options.engine_metrics_ports],
     )
 
 
@@ -79,12 +87,33 @@ def wait_until_serving(client: Client, started: Sequence[Child], timeout_s: floa
         time.sleep(POLL_INTERVAL_S)
 
 
-def watch(started: Sequence[Child]) -> None:
-    """Stay until a service ends by itself, which is an error, or a signal raises KeyboardInterrupt."""
+def watch(started: list[Child], successor: Callable[[int], Child | None] = lambda _: None) -> None:
+    """Stay until a service ends by itself, which is an error, or a signal raises KeyboardInterrupt.
+
+    `successor` is asked about the place in `started` of one that has ended: what it returns stands there from now on.
+    """
     while True:
-        for child in started:
-            child.check_alive()
+        for place, child in enumerate(started):
+            if child.exit_code is None:
+                continue
+            heir = successor(place)
+            if heir is None:
+                child.check_alive()
+            else:
+                child.close()
+                started[place] = heir
         time.sleep(POLL_INTERVAL_S)
+
+
+def revived_engine(
+    options: LaunchOptions, started: Sequence[Child], place: int, tell: Callable[[str], None]
+) -> Child | None:
+    """One of several engines, started again: the others serve meanwhile. None where that would not help."""
+    child = started[place]
+    if options.num_engines == 1 or place >= options.num_engines or child.age_s < MIN_LIFE_S:
+        return None
+    tell(f"{child.name} has ended with code {child.exit_code}; starting it again")
+    return _start_engine(options, place, keep_log=True)
 
 
 def stop_all(started: Sequence[Child], timeout_s: float) -> list[str]:

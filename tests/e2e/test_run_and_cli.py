@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from free_ports import free_port
@@ -38,10 +41,10 @@ def test_the_demo_answers_and_ends_well(launcher_flags: list[str]) -> None:
 
 
 @pytest.fixture
-def running(launcher_flags: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """`make run`, up to the line that says how to send the next request."""
+def running(request: pytest.FixtureRequest, launcher_flags: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """`make run`, with the flags of the test if it gives any."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "launcher", *launcher_flags],
+        [sys.executable, "-m", "launcher", *launcher_flags, *getattr(request, "param", ())],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -52,16 +55,66 @@ def running(launcher_flags: list[str]) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.parametrize("running", [("--engines", "2")], indirect=True)
+def test_an_answer_goes_on_when_its_engine_is_killed(running: subprocess.Popen[str], launcher_flags: list[str]) -> None:
+    read_until(running, "grpcurl")
+    command = [STEPWIRE, "generate", "Count to a hundred: one, two,", "--max-tokens", "300", "--ignore-eos"]
+    command += ["--temperature", "0", "--target", f"127.0.0.1:{port_of(launcher_flags, 'frontend')}"]
+    undisturbed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as answering:
+        assert answering.stdout is not None
+        assert answering.stderr is not None
+        answer = answering.stdout.read(1)
+        serving_engine(running.pid, port_of(launcher_flags, "engine-metrics")).kill()
+        answer += answering.stdout.read()
+        said = answering.stderr.read()
+    assert answering.returncode == 0, said
+    assert answer == undisturbed.stdout
+    assert "broke off and went on" in said
+    read_until(running, "starting it again")
+
+
+def serving_engine(launcher_pid: int, first_metrics_port: int) -> psutil.Process:
+    """The engine of the launcher that has a running request."""
+    engines = {
+        int(process.cmdline()[process.cmdline().index("--metrics-port") + 1]): process
+        for process in psutil.Process(launcher_pid).children()
+        if "engine_core" in process.cmdline()
+    }
+    assert sorted(engines) == [first_metrics_port, first_metrics_port + 10]
+    (serving,) = [process for port, process in engines.items() if num_running(port)]
+    return serving
+
+
+def num_running(metrics_port: int) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10) as answer:
+        (value,) = re.findall(
+            r"^stepwire_engine_core_requests_running\{.*\} (.*)$", answer.read().decode(), re.MULTILINE
+        )
+    return float(value)
+
+
+def port_of(launcher_flags: list[str], name: str) -> int:
+    return int(launcher_flags[launcher_flags.index(f"--{name}-port") + 1])
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    assert process.stdout is not None
+    shown = ""
+    while text not in shown:
+        line = process.stdout.readline()
+        assert line, shown
+        shown += line
+    return shown
+
+
 def test_run_stays_up_serves_the_command_line_and_ends_with_ctrl_c(
     running: subprocess.Popen[str], launcher_flags: list[str], tmp_path: Path
 ) -> None:
-    assert running.stdout is not None
-    shown = ""
-    while "grpcurl" not in shown:
-        line = running.stdout.readline()
-        assert line, shown
-        shown += line
-    target = f"127.0.0.1:{launcher_flags[launcher_flags.index('--frontend-port') + 1]}"
+    shown = read_until(running, "grpcurl")
+    target = f"127.0.0.1:{port_of(launcher_flags, 'frontend')}"
     assert target in shown
 
     def stepwire(*args: str) -> subprocess.CompletedProcess[str]:

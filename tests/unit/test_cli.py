@@ -49,7 +49,7 @@ def test_generate_reads_a_piped_prompt(server):
 
 
 def test_unset_options_stay_unset(server):
-    run(server, "generate", "hi")
+    run(server, "generate", "hi", "--max-resumes", "0")
     assert server.requests == [generation_service_pb2.GenerateRequest(text="hi", sampling={}, stop={}, output={})]
 
 

@@ -35,11 +35,11 @@ def python(*arguments: str) -> list[str]:
 
 def test_a_port_in_use_is_named_with_the_flag_that_moves_it(taken_port):
     with pytest.raises(LaunchError, match=f"port {taken_port} .* is in use: .* --frontend-port"):
-        preflight.check_ports({"frontend-port": taken_port})
+        preflight.check_ports([("frontend-port", taken_port)])
 
 
 def test_free_ports_pass():
-    preflight.check_ports({name: free_port() for name in "abc"})
+    preflight.check_ports([(name, free_port()) for name in "abc"])
 
 
 def test_too_little_memory_says_how_much():
@@ -51,7 +51,7 @@ def test_too_little_memory_says_how_much():
 def test_unknown_flags_go_to_the_engine_and_those_after_dashes_to_the_frontend():
     parsed = options.parse(["--demo", "--model", "x", "--max-num-seqs", "4", "--", "--log-level", "DEBUG"])
     assert parsed.is_demo
-    assert services.engine_command(parsed)[2:7] == ["engine_core", "--model", "x", "--max-num-seqs", "4"]
+    assert services.engine_command(parsed, 0)[2:7] == ["engine_core", "--model", "x", "--max-num-seqs", "4"]
     frontend = services.frontend_command(parsed)
     assert frontend[2:5] == ["frontend", "--log-level", "DEBUG"]
     assert frontend[frontend.index("--engine-endpoints") + 1] == "127.0.0.1:50061"
@@ -89,7 +89,7 @@ def test_stopping_waits_longer_than_the_longest_drain():
 
 
 def test_documented_ports_are_the_defaults():
-    assert sorted(options.parse([]).ports().values()) == [8000, 9100, 9101, 50051, 50052, 50061]
+    assert sorted(port for _, port in options.parse([]).ports()) == [8000, 9100, 9101, 50051, 50052, 50061]
 
 
 def test_a_child_that_ends_by_itself_shows_the_end_of_its_log(tmp_path):
@@ -188,6 +188,55 @@ def test_killing_the_launcher_leaves_no_service_behind(tmp_path):
     while len(launch.events()) < 4:
         pass
     assert set(launch.events()[2:]) == {"frontend ended by orphaned", "engine_core ended by orphaned"}
+
+
+@pytest.mark.slow
+def test_of_two_engines_one_that_dies_is_started_again_at_its_place(tmp_path, monkeypatch):
+    events = launched_services.write(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(services, "MIN_LIFE_S", 0.0)
+    launch = options.parse(["--engines", "2", "--log-dir", str(tmp_path / "logs"), "--frontend-port", str(free_port())])
+    started: list[children.Child] = []
+    told: list[str] = []
+
+    def wait_for_starts(count: int) -> None:
+        while len(starts(events.read_text().splitlines())) < count:
+            started[0].check_alive()
+
+    try:
+        services.start_all(launch, started)
+        frontend = " ".join(started[2].process.args)
+        assert "--engine-endpoints 127.0.0.1:50061,127.0.0.1:50062" in frontend
+        place, command = 1, started[1].process.args
+        wait_for_starts(3)
+        started[place].kill()
+        heir = services.revived_engine(launch, started, place, told.append)
+        assert told == ["engine core 1 has ended with code -9; starting it again"]
+        started[place] = heir
+        assert heir.process.args == command
+        wait_for_starts(4)
+        started[2].kill()
+        assert services.revived_engine(launch, started, 2, told.append) is None, "there is one frontend"
+    finally:
+        for child in started:
+            child.kill()
+
+
+def test_an_engine_that_ends_at_once_is_an_error_also_beside_another(tmp_path):
+    launch = options.parse(["--engines", "2", "--log-dir", str(tmp_path)])
+    ended = children.start("engine core 1", python("-c", "import sys; sys.exit('no such weights')"), tmp_path)
+    ended.process.wait(60)
+    with pytest.raises(LaunchError, match="no such weights"):
+        services.watch([ended], lambda place: services.revived_engine(launch, [ended], place, print))
+    ended.close()
+
+
+def test_every_engine_has_ports_of_its_own():
+    launch = options.parse(["--engines", "3"])
+    assert launch.engine_ports == [50061, 50062, 50063]
+    assert launch.engine_metrics_ports == [9101, 9111, 9121]
+    with pytest.raises(SystemExit):
+        options.parse(["--engines", "0"])
 
 
 @pytest.mark.slow

@@ -200,4 +200,4 @@ class AsyncClient:
 
         if not max_resumes:
             return once(request, timeout_s)
-        return resuming(once, abort, ResumableStream(request, max_resumes, Deadline.after(timeout_s)))
+        return resuming(once, abort, ResumableStream(request, max_resumes, Deadline.after(timeout_s), facts))

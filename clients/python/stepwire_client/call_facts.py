@@ -19,6 +19,8 @@ class CallFacts:
 
     headers: Values = field(default_factory=dict)
     trailers: Values = field(default_factory=dict)
+    # How often the answer broke off and went on.
+    num_resumes: int = 0
 
     def note(self, headers: Iterable[Any] | None, trailers: Iterable[Any] | None) -> None:
         """Called at the end of a call."""

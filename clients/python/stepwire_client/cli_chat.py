@@ -8,6 +8,7 @@ import typer
 
 from stepwire.v1 import chat_service_pb2 as pb
 from stepwire_client import cli_chat_printing, cli_chat_request, cli_input, cli_options, cli_printing
+from stepwire_client.call_facts import CallFacts
 from stepwire_client.cli_session import connected
 from stepwire_client.client import Client
 from stepwire_client.short_calls import DEFAULT_TARGET
@@ -22,6 +23,7 @@ def chat(
     template_kwargs: cli_options.TemplateKwargs = None,
     target: cli_options.Target = DEFAULT_TARGET,
     timeout: cli_options.Timeout = None,
+    max_resumes: cli_options.MaxResumes = cli_options.DEFAULT_MAX_RESUMES,
     json: cli_options.Json = False,
     model: cli_options.Model = "",
     temperature: cli_options.Temperature = None,
@@ -38,14 +40,14 @@ def chat(
     request = cli_chat_request.build(ctx.params)
     if prompt is None and sys.stdin is not None and sys.stdin.isatty():
         with connected(target, timeout, client_class) as client:
-            _converse(client, request, timeout, json)
+            _converse(client, request, timeout, max_resumes, json)
         return
     question = prompt if prompt not in (None, "-") else cli_input.read_stdin("no question: give one, or pipe one in")
     with connected(target, timeout, client_class) as client:
-        _turn(client, request, str(question), timeout, json)
+        _turn(client, request, str(question), timeout, max_resumes, json)
 
 
-def _converse(client: Client, request: pb.ChatRequest, timeout: float | None, json: bool) -> None:
+def _converse(client: Client, request: pb.ChatRequest, timeout: float | None, max_resumes: int, json: bool) -> None:
     """Until the end of the input, or Ctrl-C."""
     while True:
         cli_printing.aside("> ")
@@ -53,11 +55,14 @@ def _converse(client: Client, request: pb.ChatRequest, timeout: float | None, js
         if not line:
             return
         if line.strip():
-            _turn(client, request, line.strip(), timeout, json)
+            _turn(client, request, line.strip(), timeout, max_resumes, json)
 
 
-def _turn(client: Client, request: pb.ChatRequest, text: str, timeout: float | None, json: bool) -> None:
+def _turn(
+    client: Client, request: pb.ChatRequest, text: str, timeout: float | None, max_resumes: int, json: bool
+) -> None:
     """Ask, show the answer, and keep both in the conversation."""
     request.messages.append(cli_chat_request.said(pb.ROLE_USER, text))
-    events = client.chat_stream(request, timeout_s=timeout)
-    request.messages.append(cli_chat_printing.print_chat(events, json=json))
+    facts = CallFacts()
+    events = client.chat_stream(request, timeout_s=timeout, max_resumes=max_resumes, facts=facts)
+    request.messages.append(cli_chat_printing.print_chat(events, facts, json=json))

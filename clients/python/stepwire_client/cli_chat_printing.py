@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 from stepwire.v1 import chat_service_pb2 as pb
 from stepwire_client import cli_printing
+from stepwire_client.call_facts import CallFacts
 
 
-def print_chat(events: Iterable[pb.ChatStreamResponse], *, json: bool) -> pb.Message:
+def print_chat(events: Iterable[pb.ChatStreamResponse], facts: CallFacts, *, json: bool) -> pb.Message:
     """Show an answer as it comes; returns it as the turn it becomes in the conversation."""
     content = ""
     calls: dict[int, pb.ToolCall] = {}
@@ -29,7 +30,8 @@ def print_chat(events: Iterable[pb.ChatStreamResponse], *, json: bool) -> pb.Mes
         is_reasoning = bool(delta.reasoning) or (is_reasoning and not delta.content)
         cli_printing.write_text(delta.content)
         if event.WhichOneof("event") == "finished":
-            _print_end(content, calls, event.finished)
+            _print_end(content, calls)
+            cli_printing.print_summary(event.finished, facts)
     return pb.Message(
         role=pb.ROLE_ASSISTANT,
         content=[pb.ContentPart(text=content)] if content else [],
@@ -44,11 +46,10 @@ def _append(calls: dict[int, pb.ToolCall], part: pb.ToolCall) -> None:
     call.arguments += part.arguments
 
 
-def _print_end(content: str, calls: dict[int, pb.ToolCall], finished: pb.ChatStreamResponse.Finished) -> None:
+def _print_end(content: str, calls: dict[int, pb.ToolCall]) -> None:
     if content or not calls:
         cli_printing.write_text("\n")
     for index in sorted(calls):
         name = json_text.dumps(calls[index].name)
         # The arguments are JSON text already, or the beginning of one that was cut off.
         cli_printing.write_text(f'{{"name": {name}, "arguments": {calls[index].arguments or "{}"}}}\n')
-    cli_printing.print_summary(finished)

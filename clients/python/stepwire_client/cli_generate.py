@@ -10,6 +10,7 @@ import typer
 
 from stepwire.v1 import generation_service_pb2
 from stepwire_client import cli_batch, cli_input, cli_options, cli_printing, cli_request
+from stepwire_client.call_facts import CallFacts
 from stepwire_client.cli_session import FAILED, connected
 from stepwire_client.client import Client
 from stepwire_client.short_calls import DEFAULT_TARGET
@@ -24,6 +25,7 @@ def generate(
     concurrency: cli_options.Concurrency = None,
     target: cli_options.Target = DEFAULT_TARGET,
     timeout: cli_options.Timeout = None,
+    max_resumes: cli_options.MaxResumes = cli_options.DEFAULT_MAX_RESUMES,
     json: cli_options.Json = False,
     model: cli_options.Model = "",
     request_id: cli_options.RequestId = "",
@@ -79,7 +81,7 @@ def generate(
         else:
             text = None if prompt_token_ids is not None else _read_prompt(prompt)
             cli_request.set_prompt(request, text, prompt_token_ids)
-            _generate_one(client, request, timeout, json)
+            _generate_one(client, request, timeout, max_resumes, json)
 
 
 def _read_prompt(prompt: str | None) -> str:
@@ -89,14 +91,21 @@ def _read_prompt(prompt: str | None) -> str:
 
 
 def _generate_one(
-    client: Client, request: generation_service_pb2.GenerateRequest, timeout: float | None, json: bool
+    client: Client,
+    request: generation_service_pb2.GenerateRequest,
+    timeout: float | None,
+    max_resumes: int,
+    json: bool,
 ) -> None:
-    events = client.generate_stream(request, timeout_s=timeout)
+    num_choices, facts = max(1, request.sampling.n), CallFacts()
+    # Several choices can not go on.
+    limit = max_resumes if num_choices == 1 else 0
+    events = client.generate_stream(request, timeout_s=timeout, max_resumes=limit, facts=facts)
     if json:
         for event in events:
             cli_printing.write_json(event)
     else:
-        cli_printing.print_stream(events, max(1, request.sampling.n))
+        cli_printing.print_stream(events, num_choices, facts)
 
 
 def _generate_file(

@@ -17,6 +17,8 @@ DEFAULT_CONCURRENCY = 8
 
 # What fits the proto field; the server checks what makes sense.
 _UINT32 = 2**32 - 1
+# Enough for an update of all engines behind an answer.
+DEFAULT_MAX_RESUMES = 3
 
 _SAMPLING = "Sampling"
 _STOP = "When to stop"
@@ -173,6 +175,10 @@ ClientClass = Annotated[
 ]
 QueueTimeoutMs = Annotated[
     int | None, typer.Option(min=0, max=_UINT32, help="Longest wait for a turn.", rich_help_panel=_PROMPT)
+]
+MaxResumes = Annotated[
+    int,
+    typer.Option(min=0, help="How often an answer that breaks off, because its engine died, goes on. Of one choice."),
 ]
 CacheSalt = Annotated[
     str, typer.Option(parser=cli_input.text, help="Separates the prefix cache.", rich_help_panel=_PROMPT)

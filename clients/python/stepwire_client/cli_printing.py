@@ -16,6 +16,7 @@ from rich.console import Console
 
 from stepwire.v1 import chat_service_pb2, common_pb2, generation_service_pb2
 from stepwire_client import cli_logprobs
+from stepwire_client.call_facts import CallFacts
 from stepwire_client.errors import CallError
 
 Response = generation_service_pb2.GenerateStreamResponse
@@ -60,8 +61,11 @@ def aside(text: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(text, style="dim", markup=False, end="")
 
 
-def print_stream(events: Iterable[Response], num_choices: int) -> None:
-    """Stream one choice as it comes; of several, each when it is complete, because they arrive interleaved."""
+def print_stream(events: Iterable[Response], num_choices: int, facts: CallFacts) -> None:
+    """Stream one choice as it comes; of several, each when it is complete, because they arrive interleaved.
+
+    `facts` are of the call that brings the events.
+    """
     texts: dict[int, list[str]] = {}
     logprobs: dict[int, list[common_pb2.TokenLogprobs]] = {}
     for event in events:
@@ -79,10 +83,10 @@ def print_stream(events: Iterable[Response], num_choices: int) -> None:
                 write_text(f"[{event.finished.choice}] {''.join(texts.pop(event.finished.choice, []))}")
             write_text("\n")
             cli_logprobs.print_logprobs("answer", logprobs.pop(event.finished.choice, []))
-            print_summary(event.finished)
+            print_summary(event.finished, facts)
 
 
-def print_summary(finished: Finished) -> None:
+def print_summary(finished: Finished, facts: CallFacts) -> None:
     """How a choice ended, on standard error."""
     parts = [common_pb2.FinishReason.Name(finished.reason).removeprefix("FINISH_REASON_").lower()]
     if finished.stop_match.WhichOneof("match"):
@@ -97,6 +101,10 @@ def print_summary(finished: Finished) -> None:
         parts.append(
             f"queued {timings.queued_ns / 1e6:.0f}, prefill {timings.prefill_ns / 1e6:.0f}, "
             f"decode {timings.decode_ns / 1e6:.0f} ms"
+        )
+    if facts.num_resumes:
+        parts.append(
+            f"broke off {facts.num_resumes} times and went on" if facts.num_resumes > 1 else "broke off and went on"
         )
     note(" · ".join(parts))
 

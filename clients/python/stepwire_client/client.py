@@ -211,4 +211,4 @@ class Client:
 
         if not max_resumes:
             return once(request, timeout_s)
-        return resuming(once, abort, ResumableStream(request, max_resumes, Deadline.after(timeout_s)))
+        return resuming(once, abort, ResumableStream(request, max_resumes, Deadline.after(timeout_s), facts))

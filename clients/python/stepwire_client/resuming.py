@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from stepwire_client import delta_overlap
+from stepwire_client.call_facts import CallFacts
 from stepwire_client.deadline import Deadline
 from stepwire_client.errors import CallError
 
@@ -53,7 +54,7 @@ class _Stretch:
 class ResumableStream(Generic[Request, Response]):
     """`request` for each call, `take` for each of its messages, `delay_after` for the error that ended it."""
 
-    def __init__(self, request: Request, max_resumes: int, deadline: Deadline) -> None:
+    def __init__(self, request: Request, max_resumes: int, deadline: Deadline, facts: CallFacts | None = None) -> None:
         """`request` is a GenerateRequest or ChatRequest, and is not changed. Raises ValueError for n > 1."""
         self.deadline = deadline
         self._request: Any = _copy(request)
@@ -65,6 +66,7 @@ class ResumableStream(Generic[Request, Response]):
         self.is_finished = False
         self._max_resumes = max_resumes
         self._num_resumes = 0
+        self._facts = facts
         self._error: CallError | None = None
         self._accepted: Any = None
         self._num_given = 0
@@ -125,6 +127,8 @@ class ResumableStream(Generic[Request, Response]):
         if self._num_resumes >= self._max_resumes or not self._is_worth_it(error) or not self.deadline.allows(delay_s):
             raise self._told(error)
         self._num_resumes += 1
+        if self._facts is not None:
+            self._facts.num_resumes = self._num_resumes
         return delay_s
 
     @property
