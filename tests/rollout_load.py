@@ -120,7 +120,7 @@ def parse_answers(lines: Iterable[str]) -> list[Answer]:
 
 def text_request(number: int, max_tokens: int) -> GenerateRequest:
     """A sampled request to a model with a tokenizer, of a seed and a length of its own."""
-    request = GenerateRequest(text=f"Story number {number}: once upon a time")
+    request = GenerateRequest(text=f"Story number {number}: once upon a time" + " there was" * (number % 3))
     request.sampling.temperature, request.sampling.seed = 0.8, number + 1
     request.stop.max_tokens, request.stop.ignore_eos = max_tokens // 2 + number % (max_tokens // 2 + 1), True
     return request
