@@ -48,6 +48,7 @@ class ClusterStack:
     kubectl: Kubectl
     facts: Facts
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    num_engines: int = 1
 
     @property
     def namespace(self) -> str:
@@ -55,7 +56,12 @@ class ClusterStack:
 
     def manifests(self) -> list[Manifest]:
         items = cluster_manifests.rendered(self.options, settings=self.settings)
-        return cluster_manifests.shown_to_signals(cluster_manifests.namespaced(items))
+        items = cluster_manifests.shown_to_signals(cluster_manifests.namespaced(items))
+        for item in items:
+            if item["kind"] == "StatefulSet":
+                # Otherwise an apply would undo the last change of the scale.
+                item["spec"]["replicas"] = self.num_engines
+        return items
 
     def apply(self, settings: Settings | None = None) -> list[str]:
         """With some settings changed; a line for each object."""
@@ -103,6 +109,7 @@ class ClusterStack:
         self.kubectl.execute(pod, PYTHON, "-c", _SIGNAL, module, str(int(number)))
 
     def scale(self, num_engines: int) -> None:
+        self.num_engines = num_engines
         self.kubectl("scale", ENGINES, f"--replicas={num_engines}")
         self.kubectl.rolled_out(ENGINES)
 

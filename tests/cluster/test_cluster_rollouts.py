@@ -41,7 +41,7 @@ def test_frontends_are_replaced_unseen(stack: ClusterStack, undisturbed: list[An
     before = names_of(stack.pods("frontend"))
 
     def change() -> None:
-        stack.apply({FRONTEND_MAP: {"STEPWIRE_LOG_LEVEL": "WARNING"}})
+        stack.apply({FRONTEND_MAP: {"STEPWIRE_MAX_CONCURRENT_REQUESTS": "1000"}})
         stack.kubectl.rolled_out(FRONTENDS)
 
     check_unseen(stack, undisturbed, change)
@@ -53,8 +53,7 @@ def test_engines_are_replaced_unseen(stack: ClusterStack, undisturbed: list[Answ
 
     def change() -> None:
         stack.apply({ENGINE_MAP: {"STEPWIRE_LOG_STATS_INTERVAL_S": "11"}})
-        # An apply has set the scale of the manifests.
-        stack.scale(2)
+        stack.kubectl.rolled_out(ENGINES)
 
     check_unseen(stack, undisturbed, change)
     assert not before & names_of(stack.pods("engine-core"))
@@ -62,7 +61,7 @@ def test_engines_are_replaced_unseen(stack: ClusterStack, undisturbed: list[Answ
 
 def test_a_roll_back_finds_the_settings_of_before(stack: ClusterStack, undisturbed: list[Answer]) -> None:
     before = settings_of(stack.kubectl.get(FRONTENDS))
-    stack.apply({FRONTEND_MAP: {"STEPWIRE_LOG_LEVEL": "ERROR"}})
+    stack.apply({FRONTEND_MAP: {"STEPWIRE_MAX_CONCURRENT_REQUESTS": "1001"}})
     stack.kubectl.rolled_out(FRONTENDS)
     assert settings_of(stack.kubectl.get(FRONTENDS)) != before
 
