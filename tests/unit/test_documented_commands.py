@@ -16,16 +16,48 @@ from checkout import ROOT
 from documented_commands import PAGES, Command, commands
 from engine_core.config import EngineSettings
 from frontend.config import FrontendSettings
-from manifests import BUILDS, Build, name_of, render
+from manifests import Build, name_of, render
 from skips import require_program
 from stepwire_client.cli import app
 
 COMMANDS = commands()
+CLI: Any = get_command(app)
 # Sub-commands of kubectl that have sub-commands.
 NESTED = ("rollout", "create")
 SHORT_FLAGS = {"-n": "--namespace", "-f": "--filename", "-k": "--kustomize"}
 # Beginnings of paths in the repository.
 TREES = ["bench", "clients", "deploy", "docs", "k8s", "protos", "scripts", "services", "shared", "tests"]
+# Of curl, docker, pip, helm, kubectl, buf, pkg-config, protoc, systemctl and smg.
+FOREIGN = {
+    "--backend",
+    "--cascade",
+    "--cflags",
+    "--data",
+    "--fail",
+    "--grpc-java",
+    "--help",
+    "--http",
+    "--install",
+    "--java",
+    "--libs",
+    "--no-binary",
+    "--no-buffer",
+    "--no-deps",
+    "--now",
+    "--output",
+    "--plugin",
+    "--policy",
+    "--project-name",
+    "--protocol",
+    "--raw",
+    "--schema",
+    "--silent",
+    "--values",
+    "--worker-urls",
+    "--write-out",
+}
+# Of the benchmarks, the fuzzers and the table of targets.
+OTHER_PROGRAMS = {"--document", "--fuzz-seed", "--rounds", "--strict", "--tiny"}
 # Written by a run.
 MADE = "bench/results"
 
@@ -53,6 +85,23 @@ def launcher_flags() -> set[str]:
     return own | settings_flags(EngineSettings) - set(launcher.options.PLACED)
 
 
+def options_of_the_command_line() -> set[str]:
+    places, found = [CLI], set()
+    while places:
+        place: Any = places.pop()
+        places += getattr(place, "commands", {}).values()
+        found |= {name for parameter in place.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_flags_in_the_text_exist(page):
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+[a-z]", page.read_text(encoding="utf-8")))
+    services = settings_flags(EngineSettings) | settings_flags(FrontendSettings)
+    ours = services | launcher_flags() | set(launcher.observe._parser()._option_string_actions)
+    assert named - ours - options_of_the_command_line() - FOREIGN - OTHER_PROGRAMS == set()
+
+
 def test_make_has_the_targets_and_variables_and_its_flags_exist():
     for command in of_program("make"):
         words = list(command.args)
@@ -71,7 +120,7 @@ def test_make_has_the_targets_and_variables_and_its_flags_exist():
 
 def test_the_command_line_has_the_sub_commands_and_options():
     for command in of_program("stepwire"):
-        place: Any = get_command(app)
+        place: Any = CLI
         known: set[str] = {"--help"}
         for word in command.args:
             if "commands" in vars(place) and word in place.commands:
@@ -83,15 +132,14 @@ def test_the_command_line_has_the_sub_commands_and_options():
 
 
 def test_the_command_line_is_never_asked_for_a_command_that_it_does_not_have():
-    groups = {"": get_command(app), "admin": get_command(app).commands["admin"]}  # type: ignore[attr-defined]
     for command in of_program("stepwire"):
         words = [word for word in command.args if re.fullmatch(r"[a-z][a-z-]+", word)]
         options = [word for word in command.args if word.startswith("--")]
         if not words or (options and command.args[0] == options[0]):
             continue
-        assert words[0] in groups[""].commands, command  # type: ignore[attr-defined]
+        assert words[0] in CLI.commands, command
         if words[0] == "admin" and len(words) > 1:
-            assert words[1] in groups["admin"].commands, command
+            assert words[1] in CLI.commands["admin"].commands, command
 
 
 @cache
@@ -119,7 +167,7 @@ def test_kubectl_has_the_verbs_and_flags():
 
 
 def test_what_kubectl_is_asked_for_is_in_the_manifests():
-    known = {name_of(item).lower() for build in BUILDS for item in render(build)}
+    known = {name_of(item).lower() for item in render(Build("overlays/cpu"))}
     kinds = ("statefulset", "deployment", "service")
     for command in of_program("kubectl"):
         for kind, name in re.findall(r"\b(\w+)/([\w-]+)", " ".join(command.args)):
@@ -133,8 +181,7 @@ def test_what_kubectl_is_asked_for_is_in_the_manifests():
 
 
 def test_images_that_are_named_are_those_of_the_overlay():
-    [overlay] = [build for build in BUILDS if build == Build("overlays/cpu")]
-    text = str(render(overlay))
+    text = str(render(Build("overlays/cpu")))
     for command in of_program("kind"):
         for image in (word for word in command.args if word.startswith("stepwire/")):
             assert image in text, command
