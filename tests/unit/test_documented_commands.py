@@ -27,35 +27,13 @@ NESTED = ("rollout", "create")
 SHORT_FLAGS = {"-n": "--namespace", "-f": "--filename", "-k": "--kustomize"}
 # Beginnings of paths in the repository.
 TREES = ["bench", "clients", "deploy", "docs", "k8s", "protos", "scripts", "services", "shared", "tests"]
-# Of curl, docker, pip, helm, kubectl, buf, pkg-config, protoc, systemctl and smg.
+# Of curl, docker, pip, helm, kubectl, buf, pkg-config, protoc, systemctl, useradd and smg.
 FOREIGN = {
-    "--backend",
-    "--cascade",
-    "--cflags",
-    "--data",
-    "--fail",
-    "--grpc-java",
-    "--help",
-    "--http",
-    "--install",
-    "--java",
-    "--libs",
-    "--no-binary",
-    "--no-buffer",
-    "--no-deps",
-    "--now",
-    "--output",
-    "--plugin",
-    "--policy",
-    "--project-name",
-    "--protocol",
-    "--raw",
-    "--schema",
-    "--silent",
-    "--values",
-    "--worker-urls",
-    "--write-out",
-}
+    "--backend", "--cascade", "--cflags", "--data", "--fail", "--grpc-java", "--help", "--http", "--install",
+    "--java", "--libs", "--no-binary", "--no-buffer", "--no-deps", "--now", "--output", "--plugin", "--policy",
+    "--project-name", "--protocol", "--raw", "--schema", "--silent", "--values", "--worker-urls", "--write-out",
+    "--system",
+}  # fmt: skip
 # Of the benchmarks, the fuzzers and the table of targets.
 OTHER_PROGRAMS = {"--document", "--fuzz-seed", "--rounds", "--strict", "--tiny"}
 # Written by a run.
