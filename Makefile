@@ -30,8 +30,15 @@ IMAGE_PREFIX ?= stepwire
 VERSION ?= 0.1.0
 BASE_IMAGE ?=
 PIP_CONF ?=
+# Of `make test-cluster`: what is applied, the tag of its images (empty = the overlay's), a program through which manifests
+# are piped, one that brings images into the cluster (their names are its arguments), and KEEP=1 for a namespace that stays.
+OVERLAY ?= k8s/overlays/test
+IMAGE_TAG ?=
+RENDER ?=
+IMAGE_LOAD ?=
+KEEP ?=
 
-.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run observe demo test test-cluster test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -57,6 +64,11 @@ test: $(INSTALLED) ## Run all tests
 
 test-fast: $(INSTALLED) ## Run the tests that need neither the model nor real processes
 	@$(PYTEST) $(PARALLEL) -m "not slow and not gpu"
+
+test-cluster: $(INSTALLED) ## Test the manifests in the cluster of KUBECONFIG (IMAGE_TAG=... IMAGE_LOAD="kind load docker-image" KEEP=1)
+	@mkdir -p build
+	@OVERLAY="$(OVERLAY)" IMAGE_PREFIX="$(IMAGE_PREFIX)" IMAGE_TAG="$(IMAGE_TAG)" RENDER="$(RENDER)" IMAGE_LOAD="$(IMAGE_LOAD)" KEEP="$(KEEP)" \
+		$(PYTEST) tests/cluster --junitxml=build/test-cluster.xml
 
 test-property: $(INSTALLED) ## Look for new counterexamples with the property tests, longer than `make test`
 	@$(PYTEST) -m hypothesis --hypothesis-profile=long --timeout=3600

@@ -21,6 +21,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["fuzzing", "skips"]
 
+# Needs a cluster: `make test-cluster` names it.
+collect_ignore = ["cluster"]
+
 # Examples of a property test. The scheduler's machine runs twenty times as many: 2 000 are the least for `make test`.
 NUM_EXAMPLES = 100
 NUM_EXAMPLES_LONG = 500

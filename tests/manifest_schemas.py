@@ -9,7 +9,8 @@ from pathlib import Path
 
 import kubernetes_validate
 
-from manifests import Manifest, name_of
+from inference_pool_schema import pool_findings
+from manifests import Manifest, name_of, of_kind
 from skips import require_program
 
 ROOT = Path(__file__).parent.parent
@@ -35,7 +36,7 @@ def schema_findings(items: Iterable[Manifest], version: str) -> Iterator[str]:
 
 
 def custom_findings(items: Iterable[Manifest]) -> list[str]:
-    """What an operator would refuse: wrong kinds and types. Misspelt fields pass, and so does InferencePool."""
+    """What an operator would refuse: wrong kinds and types. Misspelt fields pass, but for InferencePool's."""
     node = require_program("node", how="Node.js 20 or newer")
     if not (ROOT / "node_modules" / "@kubernetes-models").is_dir():
         require_program("npm-packages-of-package.json", how="npm ci")
@@ -47,4 +48,4 @@ def custom_findings(items: Iterable[Manifest]) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     findings: list[str] = json.loads(done.stdout)
-    return findings
+    return findings + [finding for item in of_kind(custom, "InferencePool") for finding in pool_findings(item)]

@@ -96,6 +96,7 @@ class Frontend(Service):
         self,
         *engine_ports: int,
         cache_dir: Path,
+        port: int = 0,
         http_port: int = 0,
         flags: tuple[str, ...] = (),
         package: str = "frontend",
@@ -104,7 +105,7 @@ class Frontend(Service):
         super().__init__(
             package,
             "--port",
-            "0",
+            str(port),
             "--admin-port",
             "0",
             "--http-port",
@@ -161,11 +162,18 @@ class Stack:
         return self._keep(Service(package, "--port", str(port), "--model", str(self._model_dir), *flags))
 
     def frontend(
-        self, *engines: Service, http_port: int = 0, flags: tuple[str, ...] = (), package: str = "frontend"
+        self,
+        *engines: Service,
+        port: int = 0,
+        http_port: int = 0,
+        flags: tuple[str, ...] = (),
+        package: str = "frontend",
     ) -> Frontend:
         """`package` may be an unwell frontend of tests/fakes instead of the real one."""
         ports = (engine.port for engine in engines)
-        frontend = Frontend(*ports, cache_dir=self._cache_dir, http_port=http_port, flags=flags, package=package)
+        frontend = Frontend(
+            *ports, cache_dir=self._cache_dir, port=port, http_port=http_port, flags=flags, package=package
+        )
         self._exit_stack.callback(frontend.channel.close)
         return self._keep(frontend)
 

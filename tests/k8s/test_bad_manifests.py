@@ -12,7 +12,7 @@ import yaml
 from manifest_pods import check_pods
 from manifest_references import check_references
 from manifest_schemas import VERSIONS, custom_findings, schema_findings
-from manifests import Build, Manifest, name_of, render
+from manifests import Build, Manifest, containers_of, name_of, of_kind, render
 
 FAULTS = yaml.safe_load((Path(__file__).parent / "bad_manifests.yaml").read_text(encoding="utf-8"))
 
@@ -71,3 +71,38 @@ def test_a_custom_resource_of_the_wrong_type_is_found():
     assert len(findings) == 2
     assert "minReplicaCount" in findings[0]
     assert findings[1] == "PodMonitor/a: no operator has monitoring.coreos.com/v9 PodMonitor"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "finding"),
+    [
+        (["spec", "targetPort"], 50051, "'targetPort' was unexpected"),
+        (["spec", "targetPorts"], [{"number": 0}], "0 is less than the minimum of 1"),
+        (["spec", "targetPorts"], [{"number": 1}, {"number": 1}], "has non-unique elements"),
+        (["spec", "appProtocol"], "grpc", "'grpc' is not one of"),
+        (["spec", "selector", "matchExpressions"], [], "'matchExpressions' was unexpected"),
+        (["spec", "endpointPickerRef"], {"name": "picker"}, "'port' is a required property"),
+        (["spec", "endpointPickerRef", "failureMode"], "Open", "'Open' is not one of"),
+        (["apiVersion"], "inference.networking.x-k8s.io/v1alpha2", "'inference.networking.k8s.io/v1' was expected"),
+    ],
+)
+def test_a_fault_of_an_inference_pool_is_found(path: list[str], value: object, finding: str):
+    [found] = of_kind(render(Build("overlays/colocated", ("inference-pool",))), "InferencePool")
+    pool = copy.deepcopy(found)
+    assert custom_findings([pool]) == []
+    *parents, last = path
+    place: Any = pool
+    for key in parents:
+        place = place[key]
+    place[last] = value
+    [sentence] = custom_findings([pool])
+    assert finding in sentence
+
+
+def test_an_inference_pool_speaks_grpc_to_the_port_that_the_pods_have():
+    items = render(Build("overlays/colocated", ("inference-pool",)))
+    [pool] = of_kind(items, "InferencePool")
+    [frontend] = of_kind(items, "Deployment")
+    ports = {port["name"]: port["containerPort"] for item in containers_of(frontend) for port in item["ports"]}
+    assert pool["spec"]["targetPorts"] == [{"number": ports["grpc"]}]
+    assert pool["spec"]["appProtocol"] == "kubernetes.io/h2c"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -85,3 +88,36 @@ def test_links_lead_to_files_and_headings(page: Path):
         assert file.exists(), target
         if anchor and file.suffix == ".md":
             assert anchor in anchors_of(file), target
+
+
+def unit_of_the_engine() -> str:
+    text = (ROOT / "docs/operations/install.md").read_text(encoding="utf-8")
+    return re.search(r"(?ms)^```ini\n(.*?)^```$", text)[1]  # type: ignore[index]
+
+
+def test_the_unit_waits_for_the_drain_that_it_sets():
+    unit = unit_of_the_engine()
+    drain_s = int(re.search(r"STEPWIRE_DRAIN_TIMEOUT_S=(\d+)", unit)[1])  # type: ignore[index]
+    assert f"TimeoutStopSec={drain_s + 15}\n" in unit
+    assert "ExecStart=/opt/stepwire/bin/python -m engine_core\n" in unit
+
+
+def test_systemd_takes_the_unit(tmp_path: Path):
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("needs systemd-analyze: apt-get install systemd")
+    # The documented program is not installed here.
+    unit = unit_of_the_engine().replace("/opt/stepwire/bin/python", "/bin/true").replace("User=stepwire", "User=root")
+    (tmp_path / "stepwire-engine-core.service").write_text(unit)
+    command = [program, "verify", "--man=no", str(tmp_path / "stepwire-engine-core.service")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "stepwire-engine-core.service" not in done.stdout + done.stderr
+
+
+def test_extras_that_are_installed_exist():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = set()
+    for page in PAGES:
+        named |= set(re.findall(r"(?:'\.|stepwire|`)\[([a-z]+)\]", page.read_text(encoding="utf-8")))
+    assert named >= {"frontend", "engine", "compat", "bench"}
+    assert named <= set(project["optional-dependencies"])

@@ -1,0 +1,192 @@
+"""The suite for clusters at work on a cluster that is a fake: every test of it passes there, and notices what is wrong.
+
+That proves nothing of real controllers, kubelets and networks, only that the suite asks them and understands them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from checkout import ROOT
+from fakes import fake_public_server
+from fakes.fake_public_server import FakePublicServer
+from skips import require_program
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 250
+TESTS = ROOT / "tests"
+VERDICTS = {"failure": "fail", "error": "fail", "skipped": "skip"}
+# Breaks of the fake cluster -> the test that has to notice.
+FAULTS = {
+    "restless": "test_a_second_apply_changes_nothing",
+    "admits-root": "test_admission_refuses_a_pod_of_root",
+    "open-engine": "test_a_client_reaches_the_frontend_and_not_the_engine",
+    "evicts-all": "test_a_second_eviction_is_refused_while_one_pod_is_down",
+    "never-restarts": "test_an_engine_that_hangs_is_not_ready_and_then_restarted",
+    "stack-trace": "test_every_line_is_json_and_none_has_a_stack_trace",
+    "writable": "test_the_root_file_system_can_not_be_written",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run of the suite ended. `verdicts`: test -> pass, skip or fail."""
+
+    code: int
+    said: str
+    verdicts: dict[str, str]
+
+    @property
+    def failed(self) -> set[str]:
+        return {name for name, verdict in self.verdicts.items() if verdict == "fail"}
+
+
+class Suite:
+    """tests/cluster with the fake kubectl on PATH."""
+
+    def __init__(self, directory: Path, target: str) -> None:
+        self.directory = directory
+        self._target = target
+        self._real = require_program("kubectl", how="kubectl 1.27 or newer, which renders without a cluster")
+        (directory / "bin").mkdir()
+        program = directory / "bin" / "kubectl"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fakes.fake_kubectl "$@"\n')
+        program.chmod(0o755)
+
+    def run(self, *args: str, **variables: str) -> Run:
+        (self.directory / "cluster.json").unlink(missing_ok=True)
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("STEPWIRE_")},
+            "PATH": f"{self.directory / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(TESTS),
+            "FAKE_KUBECTL_STATE": str(self.directory),
+            "FAKE_KUBECTL_TARGET": self._target,
+            "FAKE_KUBECTL_REAL": self._real,
+            **variables,
+        }
+        report = self.directory / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(TESTS / "cluster")]
+        done = subprocess.run(
+            [*command, f"--junitxml={report}", *args],
+            env=environment, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+        )  # fmt: skip
+        return Run(done.returncode, done.stdout + done.stderr, verdicts(report))
+
+    def commands(self) -> list[list[str]]:
+        return [json.loads(line) for line in (self.directory / "commands").read_text().splitlines()]
+
+
+def verdicts(report: Path) -> dict[str, str]:
+    """Of a JUnit file."""
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        names = {child.tag for child in case}
+        found[case.attrib["name"]] = (
+            "fail" if names & {"failure", "error"} else "skip" if "skipped" in names else "pass"
+        )
+    return found
+
+
+@pytest.fixture
+def server() -> Iterator[FakePublicServer]:
+    with fake_public_server.running() as fake:
+        yield fake
+
+
+@pytest.fixture
+def suite(tmp_path: Path, server: FakePublicServer) -> Suite:
+    return Suite(tmp_path, server.target)
+
+
+def real_flags(program: str, verb: list[str]) -> set[str]:
+    said = subprocess.run([program, *verb, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    common = subprocess.run([program, "options"], capture_output=True, text=True, timeout=60, check=True).stdout
+    return set(re.findall(r"--[a-z][a-z-]+", said + common))
+
+
+def test_the_whole_suite_passes_and_leaves_nothing_behind(suite: Suite) -> None:
+    # Of the builds a few: that one of them can be rendered is tested elsewhere.
+    run = suite.run("-k", "not would_take or gpu or hpa or pod-monitor")
+    assert run.code == 0, run.said
+    skipped = {name for name, verdict in run.verdicts.items() if verdict == "skip"}
+    assert all("test_the_server_would_take" in name for name in skipped)
+    assert "this cluster has no monitoring.coreos.com/v1" in run.said
+    assert re.search(r"^Kubernetes v1.32.0, 1 nodes, DNS, no default storage class", run.said, re.MULTILINE)
+    assert re.search(r"^test_frontends_are_replaced_unseen +\d+\.\d s  pass$", run.said, re.MULTILINE)
+    assert json.loads((suite.directory / "cluster.json").read_text())["namespaces"] == {}
+    check_commands(suite)
+
+
+def check_commands(suite: Suite) -> None:
+    """All commands stay in the one namespace, and the real kubectl knows their flags."""
+    commands = suite.commands()
+    assert {command[0] for command in commands} == {"--namespace"}
+    assert len({command[1] for command in commands}) == 1
+    assert re.fullmatch(r"stepwire-test-[0-9a-f]{8}", commands[0][1])
+    used: dict[str, set[str]] = {}
+    for _, _, verb, *rest in commands:
+        subject = rest[0] if verb in ("rollout", "create") and rest[0] in ("status", "undo", "namespace") else ""
+        before_program = rest[: rest.index("--")] if "--" in rest else rest
+        flags = {word.partition("=")[0] for word in before_program if word.startswith("--")}
+        used.setdefault(f"{verb} {subject}".strip(), set()).update(flags)
+    assert len(used) > 10
+    for verb, flags in used.items():
+        assert flags <= real_flags(suite._real, verb.split()), verb
+
+
+def test_each_fault_is_noticed_by_its_test(suite: Suite) -> None:
+    run = suite.run("-k", " or ".join(FAULTS.values()), FAKE_KUBECTL_FAULTS=" ".join(FAULTS))
+    assert run.code == 1, run.said
+    assert {name.partition("[")[0] for name in run.verdicts} == set(FAULTS.values())
+    assert run.failed == set(run.verdicts)
+
+
+def test_a_run_keeps_its_namespace_when_told_to_and_pipes_manifests_through_a_program(suite: Suite) -> None:
+    passed_on = suite.directory / "passed-on"
+    run = suite.run("-k", "second_apply", KEEP="1", IMAGE_TAG="7.8.9", RENDER=f"tee -a {passed_on}")
+    assert run.code == 0, run.said
+    assert "image: stepwire/frontend:7.8.9\n" in passed_on.read_text()
+    assert "image: stepwire/engine-core:7.8.9-embedded\n" in passed_on.read_text()
+    assert len(json.loads((suite.directory / "cluster.json").read_text())["namespaces"]) == 1
+
+
+def test_images_are_brought_in_by_the_command_that_is_named(suite: Suite) -> None:
+    run = suite.run(
+        "-k", "second_apply", IMAGE_LOAD=f"touch {suite.directory}/called", IMAGE_PREFIX=str(suite.directory)
+    )
+    assert run.code == 0, run.said
+    assert (suite.directory / "called").exists()
+    assert (suite.directory / "frontend:0.1.0").exists()
+
+
+def test_without_a_server_everything_is_skipped_and_that_can_be_a_failure(tmp_path: Path) -> None:
+    real = require_program("kubectl", how="kubectl 1.27 or newer, which renders without a cluster")
+    nowhere = {"PATH": f"{Path(real).parent}:{os.environ['PATH']}", "KUBECONFIG": str(tmp_path / "none")}
+    suite = Suite(tmp_path, "")
+    skipped = suite.run("-k", "unseen or second_apply", **nowhere)
+    assert (skipped.code, set(skipped.verdicts.values())) == (0, {"skip"})
+    assert "no Kubernetes API server answers" in skipped.said
+    required = suite.run("-k", "second_apply", STEPWIRE_REQUIRE_CLUSTER="1", **nowhere)
+    assert required.code == 1
+    assert "skipped under STEPWIRE_REQUIRE_CLUSTER=1: no Kubernetes API server answers" in required.said
+
+
+def test_make_hands_its_variables_on() -> None:
+    make = shutil.which("make")
+    assert make is not None
+    command = [make, "--dry-run", "test-cluster", "IMAGE_TAG=1.2.3", "KEEP=1", "RENDER=tee x"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    for part in ('OVERLAY="k8s/overlays/test"', 'IMAGE_TAG="1.2.3"', 'KEEP="1"', 'RENDER="tee x"', "tests/cluster"):
+        assert part in said
