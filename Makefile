@@ -24,12 +24,14 @@ PARALLEL := --numprocesses=$(TEST_JOBS) --dist=loadfile
 # All fuzzers together; FUZZ_ARGS="-k http --fuzz-seed=7" repeats what one of them did.
 FUZZ_SECONDS ?= 1200
 FUZZ_ARGS ?=
-# What `make images` builds, and how it is called; BASE_IMAGE and PIP_CONF replace Debian's Python and pip's index.
+# What `make images` builds, and how it is called; BASE_IMAGE and PIP_CONF replace Debian's Python and pip's index, and
+# BUILD_FLAGS are the builder's own, e.g. --isolation chroot.
 IMAGES ?= frontend embedded
 IMAGE_PREFIX ?= stepwire
 VERSION ?= 0.1.0
 BASE_IMAGE ?=
 PIP_CONF ?=
+BUILD_FLAGS ?=
 
 .PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
@@ -104,7 +106,8 @@ gen-rules: $(INSTALLED) ## Write deploy/prometheus/prometheus-rule.yaml from rul
 	@$(BIN)/python scripts/gen-rules
 
 images: ## Build container images with buildah or docker (IMAGES="frontend embedded cpu cuda")
-	@IMAGES="$(IMAGES)" IMAGE_PREFIX="$(IMAGE_PREFIX)" VERSION="$(VERSION)" BASE_IMAGE="$(BASE_IMAGE)" PIP_CONF="$(PIP_CONF)" scripts/build-images
+	@IMAGES="$(IMAGES)" IMAGE_PREFIX="$(IMAGE_PREFIX)" VERSION="$(VERSION)" BASE_IMAGE="$(BASE_IMAGE)" PIP_CONF="$(PIP_CONF)" \
+		BUILD_FLAGS="$(BUILD_FLAGS)" scripts/build-images
 
 lock-images: $(INSTALLED) ## Write the images' lock files from pyproject.toml and the versions in .venv (needs uv)
 	@scripts/lock-images
