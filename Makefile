@@ -33,7 +33,7 @@ BASE_IMAGE ?=
 PIP_CONF ?=
 BUILD_FLAGS ?=
 
-.PHONY: help install run observe demo test test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
+.PHONY: help install run observe demo test test-images test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -54,11 +54,15 @@ observe: $(INSTALLED) ## Start Prometheus with the alert rules beside a running 
 demo: $(INSTALLED) ## The same, but end after the sample answer
 	@$(BIN)/python -m launcher --demo $(ARGS)
 
-test: $(INSTALLED) ## Run all tests
-	@$(PYTEST) $(PARALLEL)
+test: $(INSTALLED) ## Run all tests but those of `make test-images`
+	@$(PYTEST) $(PARALLEL) -m "not containers"
+
+test-images: $(INSTALLED) ## Build images on a base of Debian packages and test them as containers (root; podman, buildah)
+	@$(BIN)/python scripts/test-images
+	@$(PYTEST) -m containers
 
 test-fast: $(INSTALLED) ## Run the tests that need neither the model nor real processes
-	@$(PYTEST) $(PARALLEL) -m "not slow and not gpu"
+	@$(PYTEST) $(PARALLEL) -m "not slow and not gpu and not containers"
 
 test-property: $(INSTALLED) ## Look for new counterexamples with the property tests, longer than `make test`
 	@$(PYTEST) -m hypothesis --hypothesis-profile=long --timeout=3600
@@ -69,7 +73,7 @@ fuzz: $(INSTALLED) ## Mistreat a whole stack with random input for FUZZ_SECONDS 
 golden-update: $(INSTALLED) ## Rewrite the golden files of tests/golden; review the diff
 	@$(PYTEST) tests/golden --golden-update
 
-check: lint types check-protos clients test ## Everything CI runs
+check: lint types check-protos clients test test-images ## Everything CI runs
 
 lint: $(INSTALLED) ## Formatting, ruff and the import contracts
 	@$(BIN)/ruff format --check --quiet

@@ -111,7 +111,8 @@ class Container:
     @contextmanager
     def channel(self) -> Iterator[grpc.Channel]:
         """From outside of the network; the address is another one after every start."""
-        address = self.inspect("{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}")
+        own = "import socket; print(socket.gethostbyname(socket.gethostname()))"
+        address = self.execute("python", "-c", own).strip()
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(f"{address}:{self.port}", options=options) as channel:
             yield channel
@@ -165,25 +166,36 @@ class Pair:
 
     engine: Container
     frontend: Container
-    network: str
+
+
+def engine_container(name: str) -> Container:
+    return Container(name, "engine-core", 50061, 9101, "stepwire.engine.v1.EngineCoreService")
+
+
+def frontend_container(name: str) -> Container:
+    return Container(name, "frontend", 50051, 9100, "stepwire.v1.GenerationService")
+
+
+@contextmanager
+def network_of_test() -> Iterator[str]:
+    """The name of a network on which containers find each other by name."""
+    require_images()
+    name = f"stepwire-test-{os.getpid()}"
+    podman("network", "create", name)
+    try:
+        yield name
+    finally:
+        podman("network", "rm", "--force", name)
 
 
 @contextmanager
 def running_pair() -> Iterator[Pair]:
     """Both, ready; what is left of them at the end is removed."""
-    require_images()
-    suffix = f"{os.getpid()}"
-    network = f"stepwire-test-{suffix}"
-    engine = Container(
-        f"stepwire-test-engine-{suffix}", "engine-core", 50061, 9101, "stepwire.engine.v1.EngineCoreService"
-    )
-    frontend = Container(f"stepwire-test-frontend-{suffix}", "frontend", 50051, 9100, "stepwire.v1.GenerationService")
-    with ExitStack() as exit_stack:
-        podman("network", "create", network)
-        exit_stack.callback(podman, "network", "rm", "--force", network)
+    with network_of_test() as network, ExitStack() as exit_stack:
+        engine, frontend = engine_container(f"{network}-engine"), frontend_container(f"{network}-frontend")
         for container in (engine, frontend):
             exit_stack.callback(podman, "rm", "--force", "--ignore", "--volumes", "--time", "0", container.name)
             container.run(network)
         for container in (engine, frontend):
             container.wait_for_health(True)
-        yield Pair(engine, frontend, network)
+        yield Pair(engine, frontend)
