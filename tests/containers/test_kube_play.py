@@ -1,7 +1,7 @@
 """The pods of the overlay cpu under `podman kube play`: their variables, volumes and security contexts with the images.
 
-podman is no cluster: it ignores gRPC probes, knows no StatefulSet, publishes every port on the host and gives volumes of
-one name to all pods. What it can not do is taken out of the manifests first, and nothing else.
+podman is no cluster: it ignores gRPC probes, knows no StatefulSet, publishes every port on the host and gives volumes
+of one name to all pods. What it can not do is taken out of the manifests first, and nothing else.
 """
 
 from __future__ import annotations
