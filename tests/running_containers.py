@@ -117,14 +117,19 @@ class Container:
         with grpc.insecure_channel(f"{address}:{self.port}", options=options) as channel:
             yield channel
 
-    def wait_for_health(self, is_ready: bool) -> None:
-        """Until it says that it is ready, or that it is not. Raises grpc.RpcError after START_TIMEOUT_S."""
+    @contextmanager
+    def health(self) -> Iterator[Iterator[bool]]:
+        """Whether it says that it is ready: now, and whenever that changes; grpc.RpcError after START_TIMEOUT_S."""
         request = health_pb2.HealthCheckRequest(service=self.health_service)
         with self.channel() as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(request, timeout=START_TIMEOUT_S, wait_for_ready=True)
-            while (next(watch).status == health_pb2.HealthCheckResponse.SERVING) != is_ready:
-                pass
+            yield (response.status == health_pb2.HealthCheckResponse.SERVING for response in watch)
             watch.cancel()
+
+    def wait_for_health(self, is_ready: bool) -> None:
+        """Until it says that it is ready, or that it is not. Raises grpc.RpcError after START_TIMEOUT_S."""
+        with self.health() as statuses:
+            assert is_ready in statuses
 
     @contextmanager
     def generation(self) -> Iterator[generation_service_pb2_grpc.GenerationServiceStub]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -23,6 +24,8 @@ from stepwire.v1.generation_service_pb2 import GenerateRequest
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
 
 TIMEOUT_S = 180.0
+# Tokens of an answer that runs for seconds.
+NUM_LONG = 1000
 PROCESS_1 = """
 status = dict(line.split(":", 1) for line in open("/proc/1/status"))
 print(open("/proc/1/cmdline").read().replace("\\0", " ").strip())
@@ -88,16 +91,16 @@ def test_nothing_is_tried_to_be_written_outside_the_mount_and_nothing_is_compile
 @pytest.mark.parametrize("service", ["frontend", "engine"])
 def test_a_stop_lets_a_running_answer_come_to_its_end(pair: Pair, service: str):
     stopped: Container = getattr(pair, service)
-    num_tokens = 300
-    with pair.frontend.generation() as generation:
-        call = generation.GenerateStream(request_of(num_tokens), timeout=TIMEOUT_S)
-        num_received = 0
-        while num_received == 0:
-            num_received += len(next(call).delta.token_ids)
+    with stopped.health() as statuses, pair.frontend.generation() as generation, ThreadPoolExecutor(1) as executor:
+        call = generation.GenerateStream(request_of(NUM_LONG), timeout=TIMEOUT_S)
+        num_tokens = [len(next(call).delta.token_ids)]
+        # Read at once, so that what has come before the stop is not taken for what comes after it.
+        reader = executor.submit(lambda: num_tokens.extend(len(response.delta.token_ids) for response in call))
         with stopping(stopped):
-            stopped.wait_for_health(False)
-            num_late = sum(len(response.delta.token_ids) for response in call)
-        assert num_late > 0
+            assert False in statuses
+            num_before = sum(num_tokens)
+            reader.result()
+    assert num_before < sum(num_tokens) == NUM_LONG
     assert stopped.inspect("{{.State.ExitCode}}") == "0"
     podman("start", stopped.name)
     for container in (pair.engine, pair.frontend):
