@@ -24,7 +24,8 @@ PARALLEL := --numprocesses=$(TEST_JOBS) --dist=loadfile
 # All fuzzers together; FUZZ_ARGS="-k http --fuzz-seed=7" repeats what one of them did.
 FUZZ_SECONDS ?= 1200
 FUZZ_ARGS ?=
-# What `make images` builds, and how it is called; BASE_IMAGE and PIP_CONF replace Debian's Python and pip's index.
+# What `make images` builds, and how it is called; BASE_IMAGE and PIP_CONF replace Debian's Python and pip's index, and
+# BUILD_FLAGS are the builder's own, e.g. --isolation chroot.
 IMAGES ?= frontend embedded
 IMAGE_PREFIX ?= stepwire
 VERSION ?= 0.1.0
@@ -39,6 +40,9 @@ IMAGE_LOAD ?=
 KEEP ?=
 
 .PHONY: help install run observe demo test test-cluster test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
+BUILD_FLAGS ?=
+
+.PHONY: help install run observe demo test test-images test-cluster test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -59,11 +63,15 @@ observe: $(INSTALLED) ## Start Prometheus with the alert rules beside a running 
 demo: $(INSTALLED) ## The same, but end after the sample answer
 	@$(BIN)/python -m launcher --demo $(ARGS)
 
-test: $(INSTALLED) ## Run all tests
-	@$(PYTEST) $(PARALLEL)
+test: $(INSTALLED) ## Run all tests but those of `make test-images`
+	@$(PYTEST) $(PARALLEL) -m "not containers"
+
+test-images: $(INSTALLED) ## Build images on a base of Debian packages and test them as containers (root; podman, buildah)
+	@$(BIN)/python scripts/test-images
+	@$(PYTEST) -m containers
 
 test-fast: $(INSTALLED) ## Run the tests that need neither the model nor real processes
-	@$(PYTEST) $(PARALLEL) -m "not slow and not gpu"
+	@$(PYTEST) $(PARALLEL) -m "not slow and not gpu and not containers"
 
 test-cluster: $(INSTALLED) ## Test the manifests in the cluster of KUBECONFIG (IMAGE_TAG=... IMAGE_LOAD="kind load docker-image" KEEP=1)
 	@mkdir -p build
@@ -79,7 +87,7 @@ fuzz: $(INSTALLED) ## Mistreat a whole stack with random input for FUZZ_SECONDS 
 golden-update: $(INSTALLED) ## Rewrite the golden files of tests/golden; review the diff
 	@$(PYTEST) tests/golden --golden-update
 
-check: lint types check-protos clients test ## Everything CI runs
+check: lint types check-protos clients test test-images ## Everything CI runs
 
 lint: $(INSTALLED) ## Formatting, ruff and the import contracts
 	@$(BIN)/ruff format --check --quiet
@@ -116,7 +124,8 @@ gen-rules: $(INSTALLED) ## Write deploy/prometheus/prometheus-rule.yaml from rul
 	@$(BIN)/python scripts/gen-rules
 
 images: ## Build container images with buildah or docker (IMAGES="frontend embedded cpu cuda")
-	@IMAGES="$(IMAGES)" IMAGE_PREFIX="$(IMAGE_PREFIX)" VERSION="$(VERSION)" BASE_IMAGE="$(BASE_IMAGE)" PIP_CONF="$(PIP_CONF)" scripts/build-images
+	@IMAGES="$(IMAGES)" IMAGE_PREFIX="$(IMAGE_PREFIX)" VERSION="$(VERSION)" BASE_IMAGE="$(BASE_IMAGE)" PIP_CONF="$(PIP_CONF)" \
+		BUILD_FLAGS="$(BUILD_FLAGS)" scripts/build-images
 
 lock-images: $(INSTALLED) ## Write the images' lock files from pyproject.toml and the versions in .venv (needs uv)
 	@scripts/lock-images

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+# Before all that takes time to import.
+import stepwire.early_stop  # noqa: F401
+
+# isort: split
 import logging
 import sys
 from pathlib import Path
