@@ -47,7 +47,7 @@ def _rpcs(ok: str, failed: str, method: str = "/stepwire.v1.GenerationService/Ge
 
 
 def _rejected(reason: str, values: str) -> Series:
-    return {f'{_F}requests_rejected_total{_FE},client_class="default",reason="{reason}"}}': values}
+    return {f'{_F}requests_rejected_total{_FE},client_class="other",reason="{reason}"}}': values}
 
 
 def _latency(name: str, bound: str, fast: str, all_: str) -> Series:
