@@ -16,7 +16,7 @@ from frontend.engine_client.balancer import PickReason
 from frontend.engine_client.connection_state import REFUSAL_REASONS
 from frontend.engine_client.transport_stats import TransportStats
 from frontend.engine_client.wire import DEATH_CAUSES
-from frontend.metrics import client_classes, engines, mirror, requests, rpcs, text
+from frontend.metrics import client_classes, engines, mirror, requests, rpcs, text, workers
 from frontend.metrics.requests import ModelMetrics, RequestMetrics
 from frontend.processing_failures import Stage
 from frontend.text_times import TextTimes
@@ -49,7 +49,7 @@ _CERTIFICATE_EXPIRY = gauge(
 # Every row that may be served.
 ROWS = (
     *(*rpcs.ROWS, *client_classes.ROWS, *requests.ROWS, *text.ROWS, *engines.ROWS),
-    *(*_PROCESS_ROWS.all, _CONFIG, _CERTIFICATE_EXPIRY),
+    *(*_PROCESS_ROWS.all, _CONFIG, _CERTIFICATE_EXPIRY, *workers.ROWS),
 )
 
 
