@@ -1,4 +1,4 @@
-"""Rows of a frontend of several workers about these: how many serve, how often one was replaced. The supervisor's own."""
+"""Rows of a frontend of several workers about these: how many serve, how often one was replaced. Of the supervisor."""
 
 from __future__ import annotations
 
