@@ -31,6 +31,7 @@ IMAGE_PREFIX ?= stepwire
 VERSION ?= 0.1.0
 BASE_IMAGE ?=
 PIP_CONF ?=
+BUILD_FLAGS ?=
 # Of `make test-cluster`: what is applied, the tag of its images (empty = the overlay's), a program through which manifests
 # are piped, one that brings images into the cluster (their names are its arguments), and KEEP=1 for a namespace that stays.
 OVERLAY ?= k8s/overlays/test
@@ -38,9 +39,6 @@ IMAGE_TAG ?=
 RENDER ?=
 IMAGE_LOAD ?=
 KEEP ?=
-
-.PHONY: help install run observe demo test test-cluster test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
-BUILD_FLAGS ?=
 
 .PHONY: help install run observe demo test test-images test-cluster test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 

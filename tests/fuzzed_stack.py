@@ -98,7 +98,7 @@ class FuzzedStack:
         assert frontend.maps == (0, 0)
         assert frontend.process.frontend.num_in_flight == 0
         assert frontend.process.frontend.pool.num_routes == 0
-        assert frontend.metric("requests_in_flight", client_class="default") == 0
+        assert frontend.metric("requests_in_flight", client_class="other") == 0
         for stage in ("detokenize", "logprobs"):
             assert frontend.metric("output_processing_errors_total", stage=stage) == 0
 

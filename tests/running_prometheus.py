@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,11 @@ class RunningPrometheus(Prometheus):
         draft = self._targets.with_suffix(".tmp")
         draft.write_text(json.dumps(content))
         draft.replace(self._targets)
+
+    def vector(self, expr: str) -> list[tuple[dict[str, str], float]]:
+        """(labels, value) of every series that the expression gives now."""
+        found = self._get("query", query=expr, time=str(time.time()))["result"]
+        return [(series["metric"], float(series["value"][1])) for series in found]
 
     def alerts(self, since: datetime) -> list[dict[str, str]]:
         """Labels and annotations of the alerts that fire now, and whose reason is not older."""

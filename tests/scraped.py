@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -15,8 +16,12 @@ from stepwire.metric_rows import MetricKind, MetricRow
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 # Of the standard collectors.
 _STANDARD = ("process_", "python_")
-# Rows that need a setting: samples of the KV cache's blocks, and TLS.
-_OPTIONAL = ("stepwire_engine_core_kv_block_", "stepwire_frontend_tls_certificate_expiry_timestamp_seconds")
+# Rows that need a setting: samples of the KV cache's blocks, TLS, several workers.
+_OPTIONAL = (
+    "stepwire_engine_core_kv_block_",
+    "stepwire_frontend_tls_certificate_expiry_timestamp_seconds",
+    "stepwire_frontend_worker",
+)
 
 
 class Scrape:
@@ -78,18 +83,33 @@ class Scrape:
         assert [sample.value for sample in self.families[name].samples] == shown
 
 
-def total(scrapes: Iterable[Scrape], name: str, **labels: str) -> float:
-    """Sum over processes."""
-    return sum(scrape.total(name, **labels) for scrape in scrapes)
+class Totals(Protocol):
+    """Where sums over processes come from: their own endpoints, or a Prometheus."""
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum of a series over the labels that are not given."""
+        ...
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Sums by one label, without those that are 0."""
+        ...
 
 
-def by(scrapes: Iterable[Scrape], name: str, label: str) -> dict[str, float]:
-    """Sums over processes by one label, without those that are 0."""
-    found: dict[str, float] = {}
-    for scrape in scrapes:
-        for value, number in scrape.by(name, label).items():
-            found[value] = found.get(value, 0) + number
-    return found
+class Scrapes:
+    """One scrape of each process; what the dead have counted is gone."""
+
+    def __init__(self, ports: Iterable[int]) -> None:
+        self.all = [Scrape(port) for port in ports]
+
+    def total(self, name: str, **labels: str) -> float:
+        return sum(scrape.total(name, **labels) for scrape in self.all)
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for scrape in self.all:
+            for value, number in scrape.by(name, label).items():
+                found[value] = found.get(value, 0) + number
+        return found
 
 
 def _alias_family(row: MetricRow) -> str:

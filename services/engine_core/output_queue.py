@@ -22,7 +22,7 @@ from stepwire.packed_logprobs import PackedLogprobs
 
 # A rough wire size; the limit guards memory, it is not an account.
 _MESSAGE_BYTES = 64
-# What the counter of merged messages counts.
+# What the counter of merged steps counts.
 BATCHES = "batches"
 
 
@@ -113,9 +113,8 @@ class Outbox:
                 self._wake_ups.get()
             messages = self._take_waiting()
             if messages:
-                together = coalesce(messages)
-                self._coalesced.add(BATCHES, len(messages) - len(together))
-                return together
+                self._coalesced.add(BATCHES, num_steps_behind(messages))
+                return coalesce(messages)
         return None
 
     def _take_waiting(self) -> list[OutputMessage]:
@@ -152,7 +151,7 @@ class OutputQueue:
         self._max_age_s = max_age_s
         self._lock = threading.Lock()
         self._outboxes: dict[str, Outbox] = {}
-        # Batches that became part of another one.
+        # Steps whose tokens went out with those of a later one.
         self.coalesced = ReasonCounter((BATCHES,))
         self._is_ended = False
         self._last: OutputMessage | None = None
@@ -214,6 +213,15 @@ class OutputQueue:
     def _snapshot(self) -> list[Outbox]:
         with self._lock:
             return list(self._outboxes.values())
+
+
+def num_steps_behind(messages: list[OutputMessage]) -> int:
+    """Steps whose tokens go out with those of a later one. What the queue says beside a step is no sign of it."""
+    if len(messages) < 2:
+        return 0
+    batches = [message for message in messages if isinstance(message, EngineCoreOutputs)]
+    steps = {batch.step for batch in batches if any(output.new_token_ids for output in batch.outputs)}
+    return max(0, len(steps) - 1)
 
 
 def coalesce(messages: list[OutputMessage]) -> list[OutputMessage]:

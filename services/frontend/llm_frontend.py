@@ -61,7 +61,7 @@ class LLMFrontend:
         self._model: ServingModel | None = None
         self._on_change = on_change
         self._admission = Admission(settings.max_concurrent_requests, settings.max_concurrent_prompt_tokens)
-        self._admission.name_classes(self.gate.client_classes)
+        self._name_classes()
         self._in_flight: dict[tuple[str, str], Generation] = {}
         self._became_idle = asyncio.Event()
         self._became_idle.set()
@@ -120,9 +120,14 @@ class LLMFrontend:
         way out: a cancelled handler has no time for that.
         """
         generation: Generation | None = None
+        # Whoever is not let in has no class.
+        class_metrics = self.metrics.client_classes.of("")
         kind, finished_reason = AbortKind.FRONTEND_ERROR, "error"
         try:
-            generation = self._enter(request_id, self.gate.identify(caller, client_class), deadline_in_s)
+            known = self.gate.identify(caller, client_class)
+            class_metrics = self.metrics.client_classes.of(known.client_class)
+            generation = self._enter(request_id, known, deadline_in_s)
+            class_metrics.in_flight.inc()
             async with generation.time_limit:
                 await self._claim(generation)
                 with about_request(request_id):
@@ -135,12 +140,15 @@ class LLMFrontend:
                 kind, error = generation.cut_kind, generation.cut_error
             else:
                 error = as_stepwire_error(caught, request_id)
-            finished_reason = self._count_failure(error, generation)
+            finished_reason = finished_reason_of(error, is_admitted=generation is not None and generation.is_admitted)
+            if finished_reason == "rejected":
+                class_metrics.rejected[error.reason].inc()
             if generation is not None:
                 generation.trace.fail(error)
             raise with_facts(error, request_id, generation) from caught
         finally:
             if generation is not None:
+                class_metrics.in_flight.dec()
                 self._leave(generation, kind, finished_reason)
 
     @contextmanager
@@ -183,7 +191,6 @@ class LLMFrontend:
         generation = Generation(request_id, caller, self.model, permit, self.pool, self.metrics.of_model, deadline_in_s)
         self._in_flight[key] = generation
         self._became_idle.clear()
-        self.metrics.requests_in_flight.inc()
         return generation
 
     async def _claim(self, generation: Generation) -> None:
@@ -197,7 +204,6 @@ class LLMFrontend:
         self._peers.release(generation.caller.key, generation.request_id)
         if not self._in_flight:
             self._became_idle.set()
-        self.metrics.requests_in_flight.dec()
         live = generation.close(finished_reason)
         if live:
             self._abort(live, kind)
@@ -205,13 +211,6 @@ class LLMFrontend:
     def _abort(self, handles: list[int], kind: AbortKind) -> None:
         self.metrics.requests_aborted[kind].inc(len(handles))
         self.pool.abort(handles, kind)
-
-    def _count_failure(self, error: StepwireError, generation: Generation | None) -> str:
-        """Count a refusal; returns the end label of the choices that have none."""
-        reason = finished_reason_of(error, is_admitted=generation is not None and generation.is_admitted)
-        if reason == "rejected":
-            self.metrics.requests_rejected[error.reason].inc()
-        return reason
 
     # Control.
 
@@ -253,7 +252,11 @@ class LLMFrontend:
     def refresh_tokens(self) -> None:
         """Look whether the token file has changed; called regularly."""
         self.gate.refresh()
+        self._name_classes()
+
+    def _name_classes(self) -> None:
         self._admission.name_classes(self.gate.client_classes)
+        self.metrics.client_classes.name(self.gate.client_classes)
 
     def cut_slow_clients(self) -> None:
         """End the streams whose clients do not read; called regularly."""

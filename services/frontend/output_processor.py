@@ -32,7 +32,7 @@ SLICE = 128
 class OutputProcessor:
     """Turns engine outputs into deltas, one collector a request. `on_abort` must not block: it queues an abort.
 
-    `on_failure` is called for each request that failed in here, with the stage that failed.
+    `on_failure` is called for each request whose output failed, with the stage that failed.
     """
 
     def __init__(
@@ -107,16 +107,17 @@ class OutputProcessor:
                     self._process(state, choice, output, stopped)
             # The guard: nothing that one request can cause may reach the others.
             except Exception as exception:
-                self._on_failure(self._failures.note(exception, state.request_id))
-                error = RequestFailedError(
-                    "the output of this request could not be processed", reason="OUTPUT_PROCESSING"
-                )
-                self._end(state, error, AbortKind.FRONTEND_ERROR)
+                self._end(state, self.failed(exception, state.request_id), AbortKind.FRONTEND_ERROR)
         if stopped:
             self._on_abort(stopped, AbortKind.STOP_STRING)
         self._times.processing.observe(time.perf_counter() - began)
         if self._detokenize_s:
             self._times.detokenize.observe(self._detokenize_s)
+
+    def failed(self, exception: Exception, request_id: str) -> RequestFailedError:
+        """Count and log what was raised by one request's output, here or further on; returns what ends that request."""
+        self._on_failure(self._failures.note(exception, request_id))
+        return RequestFailedError("the output of this request could not be processed", reason="OUTPUT_PROCESSING")
 
     def fail(self, handles: Iterable[int], error: StepwireError) -> None:
         """End the requests of handles that no engine runs any more; siblings that still run are aborted."""

@@ -13,13 +13,17 @@ from collections import Counter
 logger = logging.getLogger(__name__)
 
 _LOGPROBS_MODULES = frozenset({"frontend.logprobs", "stepwire.packed_logprobs"})
+# What feeds the parsers, whichever it is.
+_PARSER_MODULE = "frontend.chat.answer"
 
 
 class Stage(enum.Enum):
-    """What is made of an output; the label of the metric. Whatever is not about log-probabilities is about text."""
+    """What is made of an output; the label of the metric. What no other stage has to do with is about text."""
 
     DETOKENIZE = "detokenize"
     LOGPROBS = "logprobs"
+    # Content, reasoning and tool calls told apart.
+    PARSER = "parser"
 
 
 class ProcessingFailures:
@@ -33,7 +37,7 @@ class ProcessingFailures:
         """Log it and say where it belongs. `error` has been raised."""
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         modules = {str(frame.f_globals.get("__name__", "")) for frame in frames}
-        stage = Stage.LOGPROBS if modules & _LOGPROBS_MODULES else Stage.DETOKENIZE
+        stage = _stage_of(modules)
         key = (type(error).__name__, _place(error))
         self._seen[key] += 1
         num_seen = self._seen[key]
@@ -44,6 +48,13 @@ class ProcessingFailures:
             name, place = key
             logger.error("output processing failed again: %s at %s, %d times", name, place, num_seen, extra=facts)
         return stage
+
+
+def _stage_of(modules: set[str]) -> Stage:
+    """By the modules that an error has come through."""
+    if _PARSER_MODULE in modules:
+        return Stage.PARSER
+    return Stage.LOGPROBS if modules & _LOGPROBS_MODULES else Stage.DETOKENIZE
 
 
 def _place(error: Exception) -> str:

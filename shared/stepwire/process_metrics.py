@@ -20,6 +20,7 @@ from stepwire import __version__
 from stepwire.histogram import Histogram
 from stepwire.metric_rows import MetricRow, counter, gauge, histogram
 from stepwire.metrics import FAST_BUCKETS
+from stepwire.settings import build_revision
 
 _GENERATIONS = 3
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -31,7 +32,7 @@ class ProcessRows:
     def __init__(self, service: str, lag: MetricRow) -> None:
         prefix = f"stepwire_{service}_"
         self.build_info = gauge(
-            f"{prefix}build_info", "1, labelled with versions.", ("version", "python", "grpc", "protobuf")
+            f"{prefix}build_info", "1, labelled with versions.", ("version", "revision", "python", "grpc", "protobuf")
         )
         self.gc_pause = histogram(
             f"{prefix}gc_pause_seconds", "Collections of the cycle collector.", FAST_BUCKETS, ("generation",)
@@ -54,6 +55,8 @@ class ProcessMetrics:
         self.lag = Histogram(rows.lag.buckets)
         self._pauses = tuple(Histogram(FAST_BUCKETS) for _ in range(_GENERATIONS))
         self._pause_began = 0.0
+        libraries = (platform.python_version(), grpc.__version__, google.protobuf.__version__)
+        self._versions = (__version__, build_revision(), *libraries)
         self._records = _RecordCounter()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
@@ -73,8 +76,7 @@ class ProcessMetrics:
     def collect(self) -> Iterator[Metric]:
         """Called by the registry for each scrape."""
         rows = self._rows
-        versions = (__version__, platform.python_version(), grpc.__version__, google.protobuf.__version__)
-        yield rows.build_info.family([(versions, 1)])
+        yield rows.build_info.family([(self._versions, 1)])
         pauses = [((str(generation),), found) for generation, found in enumerate(self._pauses)]
         yield rows.gc_pause.histogram_family(pauses)
         yield rows.lag.histogram_family([(self._lag_labels, self.lag)])

@@ -18,6 +18,8 @@ from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, Settings
 ENV_PREFIX = "STEPWIRE_"
 # Variables of the Makefile, the tests and the `stepwire` command; no setting of a service.
 _FOREIGN = frozenset({"STEPWIRE_REQUIRE_ALL", "STEPWIRE_REQUIRE_ROOT", "STEPWIRE_TOKEN"})
+# Of the images: the commit that they were built of. Not STEPWIRE_REVISION, which is a setting, of the model.
+_BUILD_REVISION = "STEPWIRE_BUILD_REVISION"
 
 S = TypeVar("S", bound="Settings")
 
@@ -85,13 +87,20 @@ def user_cache_dir() -> Path:
 
 def unknown_variables(cls: type[Settings], environ: Mapping[str, str]) -> list[str]:
     """STEPWIRE_ variables that name no setting of this service."""
-    known = {ENV_PREFIX + name.upper() for name in cls.model_fields} | _FOREIGN
+    known = {ENV_PREFIX + name.upper() for name in cls.model_fields} | _FOREIGN | {_BUILD_REVISION}
     return sorted(name for name in environ if name.startswith(ENV_PREFIX) and name not in known)
 
 
 def environment_without_settings() -> dict[str, str]:
     """The process's environment less STEPWIRE_ variables: for a child that gets its settings as flags alone."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX) or name == _BUILD_REVISION
+    }
+
+
+def build_revision() -> str:
+    """The commit that this program was built of, as its image says; `unknown` outside of images."""
+    return os.environ.get(_BUILD_REVISION) or "unknown"
 
 
 def _describe(item: Mapping[str, Any]) -> str:

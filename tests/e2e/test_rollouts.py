@@ -15,8 +15,9 @@ import pytest
 
 from fakes.fake_executor import SLOW_TOKEN
 from fakes.small_tokenizer import byte_level_backend, write_model_dir
+from free_ports import free_port
 from rollout_load import Answer, Load, differences
-from running_stack import SERVING, Frontend, Service, Stack, free_port, running_stack, wait_until_zero
+from running_stack import SERVING, Frontend, Service, Stack, running_stack, wait_until_zero
 from stepwire.v1 import common_pb2
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 from stepwire_client import AsyncClient

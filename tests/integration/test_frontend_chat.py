@@ -123,6 +123,23 @@ async def test_an_answer_cut_short_is_no_call(frontend: RunningFrontend):
     assert messages[-1].finished.reason == common_pb2.FINISH_REASON_LENGTH
 
 
+async def test_a_parser_that_fails_ends_its_own_request_alone(frontend: RunningFrontend, monkeypatch):
+    feed = FakeOutputParser.feed
+
+    def failing(self: FakeOutputParser, text: str):
+        if "!" in text:
+            raise RuntimeError("of the parser")
+        return feed(self, text)
+
+    monkeypatch.setattr(FakeOutputParser, "feed", failing)
+    failure = await failure_of(frontend.chat.Chat(chat("hello!STOP", tools=[TOOL])))
+    assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "OUTPUT_PROCESSING")
+    assert "of the parser" not in failure.message
+    assert whole(await stream(frontend, chat("helloSTOP", tools=[TOOL])))[0] == "hello"
+    assert frontend.metric("output_processing_errors_total", stage="parser") == 1
+    assert frontend.metric("requests_in_flight", client_class="other") == 0
+
+
 async def test_a_required_call_has_a_grammar_in_the_engine(engine: FakeEngine, frontend: RunningFrontend):
     await stream(frontend, chat("helloSTOP", tools=[TOOL], toolChoice={"mode": "MODE_REQUIRED"}))
     await stream(frontend, chat("helloSTOP", tools=[TOOL], toolChoice={"functionName": "add"}))

@@ -131,7 +131,7 @@ async def test_too_many_requests_are_refused_at_the_door(engine: FakeEngine, tmp
         assert (failure.code, failure.reason) == (Code.RESOURCE_EXHAUSTED, "QUEUE_FULL")
         assert failure.retry_info.retry_delay.ToMilliseconds() > 0
         assert failure.info.metadata["retryable"] == "true"
-        assert running.metric("requests_rejected_total", reason="QUEUE_FULL", client_class="default") == 1
+        assert running.metric("requests_rejected_total", reason="QUEUE_FULL", client_class="other") == 1
         engine.may_step.set()
         assert (await first.rest())[-1].HasField("finished")
         await running.generation.Generate(request())

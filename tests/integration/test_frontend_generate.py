@@ -145,7 +145,7 @@ async def test_many_streams_at_once_leave_nothing_behind(frontend: RunningFronte
     assert frontend.metric("requests_finished_total", finished_reason="length", **model) == 40
     assert frontend.metric("time_to_first_token_seconds_count", **model) == 40
     assert frontend.metric("request_generation_tokens_sum", **model) == 800
-    assert frontend.metric("requests_in_flight", client_class="default") == 0
+    assert frontend.metric("requests_in_flight", client_class="other") == 0
 
 
 async def test_tokenizer_of_the_operator_is_used_and_stated(engine: FakeEngine, tokenizer_dir, tmp_path):

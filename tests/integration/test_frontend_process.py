@@ -95,7 +95,7 @@ async def test_metrics_endpoint(frontend: RunningFrontend, engine: FakeEngine):
     assert status == 200
     assert 'stepwire_frontend_engine_up{engine_id="fake-0"} 1.0' in text
     assert 'rpcs_handled_total{grpc_code="OK",grpc_method="/stepwire.v1.GenerationService/Generate"} 1.0' in text
-    assert 'requests_rejected_total{client_class="default",reason="KV_CAPACITY"} 0.0' in text
+    assert 'requests_rejected_total{client_class="other",reason="KV_CAPACITY"} 0.0' in text
     await engine.kill()
     await frontend.wait_for_health(NOT_SERVING)
     assert (await fetch(port, "/readyz"))[0] == 503

@@ -1,10 +1,13 @@
-"""Under a load of every kind, with aborts, refusals, a death and a restart, metrics say what the callers counted."""
+"""Under a load of every kind, with aborts, refusals, a death and a restart, metrics say what the callers counted.
+
+The processes themselves say it, and so does a real Prometheus that scrapes them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,14 +16,28 @@ import engine_core.metrics
 import frontend.metrics
 from free_ports import free_port
 from metered_load import TIMEOUT_S, MeteredLoad, make_request
+from recorded import Recorded
+from running_prometheus import HOW, running_prometheus
 from running_stack import SERVING, Frontend, Service, Stack, running_stack
-from scraped import OPENMETRICS, Scrape, by, total
+from scraped import OPENMETRICS, Scrape, Scrapes, Totals
+from skips import require_program
 
 pytestmark = pytest.mark.slow
 
 MAX_NUM_SEQS = 4
 STAYING, DYING = "engine-0", "engine-1"
 STREAM = "/stepwire.v1.GenerationService/GenerateStream"
+INTERVALS = ("queue", "prefill", "decode", "inference")
+REQUEST_HISTOGRAMS = (
+    *("request_prompt_tokens", "request_generation_tokens", "request_max_generation_tokens"),
+    *("request_max_tokens", "request_choices", "request_duration_seconds"),
+)
+# Of work: 0 when there is none.
+ENGINE_GAUGES = (
+    *("requests_running", "requests_waiting", "kv_cache_usage_ratio", "queued_prompt_tokens", "oldest_waiting_seconds"),
+    *("kv_fenced_blocks", "outbox_bytes", "queue_depth", "step_age_seconds"),
+)
+FRONTEND_GAUGES = ("requests_in_flight", "live_handles", "transport_queue_depth", "tokenize_queue_depth")
 ENGINE_FLAGS = ("--max-num-seqs", str(MAX_NUM_SEQS), "--max-num-batched-tokens", "256")
 
 
@@ -36,51 +53,97 @@ def real_stack(embedded_model_dir: Path, tmp_path: Path) -> Iterator[Stack]:
         yield stack
 
 
-class Fleet:
-    """Two engines with addresses of their own."""
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[Recorded]:
+    program = require_program("prometheus", how=HOW)
+    with running_prometheus(program, tmp_path, "") as server:
+        yield Recorded(server)
 
-    def __init__(self, stack: Stack, package: str, *flags: str) -> None:
+
+class Fleet:
+    """Two engines with addresses of their own, the frontends before them, and a Prometheus that scrapes all."""
+
+    def __init__(self, stack: Stack, recorded: Recorded, package: str, *flags: str) -> None:
         self._stack, self._package, self._flags = stack, package, flags
         self._ports = {name: free_port() for name in (STAYING, DYING)}
-        self.engines = {name: self.start(name) for name in self._ports}
+        self.recorded = recorded
+        self.engines = {name: self._start(name) for name in self._ports}
+        self.frontends: list[Frontend] = []
+        self.num_deaths = 0
 
-    def start(self, name: str) -> Service:
+    def _start(self, name: str) -> Service:
         rank = str((STAYING, DYING).index(name))
         flags = (*ENGINE_FLAGS, "--engine-id", name, *self._flags)
         flags += ("--data-parallel-rank", rank, "--data-parallel-size", "2")
         return self._stack.engine(*flags, port=self._ports[name], package=self._package)
 
+    def serve(self, *flags: str) -> None:
+        self.frontends = [self._stack.frontend(*self.engines.values(), flags=flags) for _ in range(2)]
+        self._wait_until_whole()
 
-async def test_totals_are_those_of_the_callers(fake_stack: Stack, tokenizer_dir: Path) -> None:
-    fleet = Fleet(fake_stack, "fakes.fake_engine_process", "--fake-slow-step-s", "0.05")
-    engines = fleet.engines.values()
-    frontends = [fake_stack.frontend(*engines, flags=("--tokenizer", str(tokenizer_dir))) for _ in range(2)]
-    await check_totals(fleet, frontends)
+    def replace(self) -> None:
+        """Kill the one that dies, if nobody has, and start it again."""
+        self.engines[DYING].kill()
+        self.num_deaths += 1
+        self.engines[DYING] = self._start(DYING)
+        self._wait_until_whole()
+
+    def settle(self) -> None:
+        """All work is done, and all that it has brought is recorded."""
+        wait_idle(self)
+        self.recorded.catch_up()
+
+    def _wait_until_whole(self) -> None:
+        for one in self.frontends:
+            one.wait_for_health(SERVING)
+            wait_until(lambda one=one: Scrape(one.metrics_port).total("stepwire_frontend_engine_up") == 2)
+        self.recorded.watch(self.frontends, self.engines.values())
 
 
-async def test_totals_are_those_of_the_callers_with_a_real_model(real_stack: Stack) -> None:
-    fleet = Fleet(real_stack, "engine_core", "--kv-cache-memory", "512MiB", "--num-threads", "1")
-    frontends = [real_stack.frontend(*fleet.engines.values()) for _ in range(2)]
-    await check_totals(fleet, frontends)
+async def test_totals_are_those_of_the_callers(fake_stack: Stack, recorded: Recorded, tokenizer_dir: Path) -> None:
+    fleet = Fleet(fake_stack, recorded, "fakes.fake_engine_process", "--fake-slow-step-s", "0.05")
+    fleet.serve("--tokenizer", str(tokenizer_dir))
+    load = await check_totals(fleet)
+    await check_engines_over_a_death(load, fleet)
+    check_frontends(load, fleet)
+    await load.close()
 
 
-async def check_totals(fleet: Fleet, frontends: Sequence[Frontend]) -> None:
-    for one in frontends:
-        one.wait_for_health(SERVING)
-        wait_until(lambda one=one: Scrape(one.metrics_port).total("stepwire_frontend_engine_up") == 2)
-    load = MeteredLoad(frontends)
+async def test_totals_are_those_of_the_callers_with_a_real_model(real_stack: Stack, recorded: Recorded) -> None:
+    fleet = Fleet(real_stack, recorded, "engine_core", "--kv-cache-memory", "512MiB", "--num-threads", "1")
+    fleet.serve()
+    load = await check_totals(fleet)
+    await load.close()
+
+
+async def check_totals(fleet: Fleet) -> MeteredLoad:
+    """What a frontend counts is exact whatever dies. An engine takes with it what came after its last scrape."""
+    load = MeteredLoad(fleet.frontends)
     await load.burst(60, stop_token_ids=range(3, 300))
-    wait_idle(fleet, frontends)
+    fleet.settle()
     check_engines(load, fleet)
     await end_in_every_other_way(load, fleet)
-    await asyncio.to_thread(fleet.engines[DYING].kill)
-    fleet.engines[DYING] = await asyncio.to_thread(fleet.start, DYING)
-    for one in frontends:
-        wait_until(lambda one=one: Scrape(one.metrics_port).total("stepwire_frontend_engine_up") == 2)
+    await asyncio.to_thread(fleet.replace)
     await load.burst(20, stop_token_ids=range(3, 300))
-    wait_idle(fleet, frontends)
-    check_frontends(load, frontends)
-    await load.close()
+    fleet.settle()
+    check_frontends(load, fleet)
+    return load
+
+
+async def check_engines_over_a_death(load: MeteredLoad, fleet: Fleet) -> None:
+    """Of an engine that dies idle nothing is lost: what it and its follower have counted is all there was."""
+    told_before, counted_before = engine_totals(fleet.recorded), engine_counts(load)
+    await load.burst(20, stop_token_ids=range(3, 300))
+    fleet.settle()
+    # Idle, and scraped since.
+    await asyncio.to_thread(fleet.replace)
+    await load.burst(20, stop_token_ids=range(3, 300))
+    fleet.settle()
+    counted, told = engine_counts(load), engine_totals(fleet.recorded)
+    assert counted["prompt_tokens_total"] > counted_before["prompt_tokens_total"]
+    assert {name: told[name] - told_before[name] for name in told} == {
+        name: counted[name] - counted_before[name] for name in counted
+    }
 
 
 async def end_in_every_other_way(load: MeteredLoad, fleet: Fleet) -> None:
@@ -102,69 +165,86 @@ async def end_in_every_other_way(load: MeteredLoad, fleet: Fleet) -> None:
 def check_full(fleet: Fleet, num_waiting: int) -> None:
     """In the middle of the load: every place is taken, the others wait, and no counter goes down."""
 
-    def scrape() -> list[Scrape]:
-        return [Scrape(engine.metrics_port) for engine in fleet.engines.values()]
+    def scrape() -> Scrapes:
+        return Scrapes(engine.metrics_port for engine in fleet.engines.values())
 
     # Those that time out are gone by then.
-    wait_until(lambda: total(scrape(), "vllm:num_requests_waiting") == num_waiting)
+    wait_until(lambda: scrape().total("vllm:num_requests_waiting") == num_waiting)
     before, after = scrape(), scrape()
-    for earlier, later in zip(before, after, strict=True):
+    for earlier, later in zip(before.all, after.all, strict=True):
         later.check_against(engine_core.metrics.ROWS)
         assert later.total("vllm:num_requests_running") == MAX_NUM_SEQS
         assert 0 < later.total("vllm:kv_cache_usage_perc") <= 1
         assert earlier.counters.keys() <= later.counters.keys()
         assert all(value <= later.counters[series] for series, value in earlier.counters.items())
-    assert total(after, "stepwire_engine_core_requests_waiting_by_reason", reason="capacity") == num_waiting
-    assert max(one.total("stepwire_engine_core_oldest_waiting_seconds") for one in after) > 0
+    assert after.total("stepwire_engine_core_requests_waiting_by_reason", reason="capacity") == num_waiting
+    assert max(one.total("stepwire_engine_core_oldest_waiting_seconds") for one in after.all) > 0
+
+
+def engine_totals(source: Totals) -> dict[str, float]:
+    names = ("prompt_tokens_total", "generation_tokens_total", *(f"request_{name}_seconds_count" for name in INTERVALS))
+    return {name: source.total(f"stepwire_engine_core_{name}") for name in names}
+
+
+def engine_counts(load: MeteredLoad) -> dict[str, float]:
+    """The same as the callers know it, as long as no request was cut: of those they get less than was generated."""
+    counts = load.counts
+    tokens = {
+        "prompt_tokens_total": counts.num_engine_prompt_tokens,
+        "generation_tokens_total": counts.num_output_tokens,
+    }
+    return {**tokens, **{f"request_{name}_seconds_count": counts.num_choices for name in INTERVALS}}
 
 
 def check_engines(load: MeteredLoad, fleet: Fleet) -> None:
-    """While nothing has died: both services agree with the callers."""
-    scrapes = [Scrape(engine.metrics_port) for engine in fleet.engines.values()]
-    counts = load.counts
-    assert total(scrapes, "stepwire_engine_core_prompt_tokens_total") == counts.num_engine_prompt_tokens
-    assert total(scrapes, "stepwire_engine_core_generation_tokens_total") == counts.num_output_tokens
-    for name in ("queue", "prefill", "decode", "inference"):
-        assert total(scrapes, f"stepwire_engine_core_request_{name}_seconds_count") == counts.num_choices
-    sent = total(scrapes, "stepwire_engine_core_stream_frames_total", direction="in", kind="add")
-    assert 0 < sent <= counts.num_submitted
-    for scrape in scrapes:
+    """While nothing has died or was cut: both services agree with the callers."""
+    scrapes = Scrapes(engine.metrics_port for engine in fleet.engines.values())
+    assert engine_totals(scrapes) == engine_totals(fleet.recorded) == engine_counts(load)
+    sent = scrapes.total("stepwire_engine_core_stream_frames_total", direction="in", kind="add")
+    assert 0 < sent <= load.counts.num_submitted
+    for scrape in scrapes.all:
         assert scrape.total("stepwire_engine_core_steps_total") > 0
         phases = scrape.by("stepwire_engine_core_step_phase_seconds_count", "phase")
         assert phases["execute"] == scrape.total("stepwire_engine_core_steps_total")
 
 
-def check_frontends(load: MeteredLoad, frontends: Sequence[Frontend]) -> None:
-    scrapes = [Scrape(one.metrics_port) for one in frontends]
+def check_frontends(load: MeteredLoad, fleet: Fleet) -> None:
+    for source in (Scrapes(one.metrics_port for one in fleet.frontends), fleet.recorded):
+        check_frontends_in(source, load, fleet)
+    for prefix, gauges in (("stepwire_engine_core", ENGINE_GAUGES), ("stepwire_frontend", FRONTEND_GAUGES)):
+        assert {name: fleet.recorded.now(f"{prefix}_{name}") for name in gauges} == dict.fromkeys(gauges, 0)
+
+
+def check_frontends_in(source: Totals, load: MeteredLoad, fleet: Fleet) -> None:
     counts, prefix = load.counts, "stepwire_frontend_"
-    assert by(scrapes, f"{prefix}requests_finished_total", "finished_reason") == counts.ends
-    assert by(scrapes, f"{prefix}requests_rejected_total", "reason") == counts.rejected
     assert set(counts.ends) >= {"stop", "length", "abort", "error"}
-    assert total(scrapes, f"{prefix}request_prompt_tokens_sum") == counts.num_prompt_tokens
-    assert total(scrapes, f"{prefix}request_generation_tokens_sum") == counts.num_output_tokens
-    assert total(scrapes, f"{prefix}request_choices_sum") == counts.num_choices
-    for name in ("request_prompt_tokens", "request_generation_tokens", "request_choices", "request_duration_seconds"):
-        assert total(scrapes, f"{prefix}{name}_count") == counts.num_submitted, name
-    assert total(scrapes, f"{prefix}time_to_first_token_seconds_count") == counts.num_with_tokens
+    for name in (f"{prefix}requests_finished_total", "vllm:request_success_total"):
+        assert source.by(name, "finished_reason") == counts.ends, name
+    assert source.by(f"{prefix}requests_rejected_total", "reason") == counts.rejected
+    assert source.total(f"{prefix}request_prompt_tokens_sum") == counts.num_prompt_tokens
+    assert source.total(f"{prefix}request_generation_tokens_sum") == counts.num_output_tokens
+    assert source.total(f"{prefix}request_choices_sum") == counts.num_choices
+    for name in REQUEST_HISTOGRAMS:
+        assert source.total(f"{prefix}{name}_count") == counts.num_submitted, name
+    assert source.total(f"{prefix}time_to_first_token_seconds_count") == counts.num_with_tokens
     calls = {"grpc_method": STREAM}
-    handled = {code: total(scrapes, f"{prefix}rpcs_handled_total", grpc_code=code, **calls) for code in counts.codes}
+    handled = {code: source.total(f"{prefix}rpcs_handled_total", grpc_code=code, **calls) for code in counts.codes}
     assert handled == counts.codes
-    assert total(scrapes, f"{prefix}rpc_duration_seconds_count", **calls) == sum(counts.codes.values())
-    assert total(scrapes, f"{prefix}rpc_messages_total", direction="in", **calls) == sum(counts.codes.values())
-    assert by(scrapes, f"{prefix}engine_deaths_total", "kind") == {"transport": 2}
-    assert by(scrapes, f"{prefix}engine_reconnects_total", "result") == {"new_boot": 2}
+    for name in ("rpcs_started_total", "rpc_duration_seconds_count"):
+        assert source.total(f"{prefix}{name}", **calls) == sum(counts.codes.values()), name
+    assert source.total(f"{prefix}rpc_messages_total", direction="in", **calls) == sum(counts.codes.values())
+    num_seen = fleet.num_deaths * len(fleet.frontends)
+    assert source.by(f"{prefix}engine_deaths_total", "kind") == {"transport": num_seen}
+    assert source.by(f"{prefix}engine_reconnects_total", "result") == {"new_boot": num_seen}
     for name in ("admission_seconds_count", "output_processing_seconds_count", "engine_ping_seconds_count"):
-        assert total(scrapes, f"{prefix}{name}") > 0, name
+        assert source.total(f"{prefix}{name}") > 0, name
 
 
-def wait_idle(fleet: Fleet, frontends: Sequence[Frontend]) -> None:
+def wait_idle(fleet: Fleet) -> None:
     """Every gauge of work is back at 0, and all that is served is what is declared."""
-    engine_gauges = ("requests_running", "requests_waiting", "kv_cache_usage_ratio", "queued_prompt_tokens")
-    engine_gauges += ("oldest_waiting_seconds", "kv_fenced_blocks", "outbox_bytes", "queue_depth", "step_age_seconds")
-    frontend_gauges = ("requests_in_flight", "live_handles", "transport_queue_depth", "tokenize_queue_depth")
     for services, gauges, prefix, rows in (
-        (fleet.engines.values(), engine_gauges, "stepwire_engine_core", engine_core.metrics.ROWS),
-        (frontends, frontend_gauges, "stepwire_frontend", frontend.metrics.ROWS),
+        (fleet.engines.values(), ENGINE_GAUGES, "stepwire_engine_core", engine_core.metrics.ROWS),
+        (fleet.frontends, FRONTEND_GAUGES, "stepwire_frontend", frontend.metrics.ROWS),
     ):
         for service in services:
             for name in gauges:

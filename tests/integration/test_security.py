@@ -71,6 +71,41 @@ async def test_a_token_lets_in_with_its_class_and_takes_no_other(guarded: Runnin
     assert [add.client_class for add in engine.adds] == ["gold"]
 
 
+async def test_figures_have_the_class_of_the_token_and_none_that_only_a_caller_knows(
+    guarded: RunningFrontend, engine: FakeEngine
+):
+    engine.may_step.clear()
+    claimed = (*bearer(BOB), ("x-gateway-inference-fairness-id", "platinum"))
+    streams = [guarded.stream(request(), metadata=metadata) for metadata in (bearer(ALICE), bearer(ALICE), claimed)]
+    for stream in streams:
+        await stream.next()
+    assert guarded.metric("requests_in_flight", client_class="gold") == 2
+    assert guarded.metric("requests_in_flight", client_class="other") == 1
+    for refused in (bearer(ALICE), claimed):
+        await failure_of(guarded.generation.Generate(request(), metadata=refused))
+    assert guarded.metric("requests_rejected_total", client_class="gold", reason="RATE_LIMITED") == 1
+    assert guarded.metric("requests_rejected_total", client_class="other", reason="RATE_LIMITED") == 1
+    engine.may_step.set()
+    for stream in streams:
+        await stream.rest()
+    assert guarded.metric("requests_in_flight", client_class="gold") == 0
+    assert guarded.metric("requests_in_flight", client_class="other") == 0
+
+
+async def test_a_class_that_is_named_while_its_requests_run_does_not_upset_the_gauge(
+    guarded: RunningFrontend, engine: FakeEngine, tmp_path: Path
+):
+    engine.may_step.clear()
+    stream = guarded.stream(request(), metadata=(*bearer(BOB), ("x-gateway-inference-fairness-id", "late")))
+    await stream.next()
+    (tmp_path / "tokens.toml").write_text(TOKENS.replace('"gold"', '"late"'))
+    guarded.process.frontend.refresh_tokens()
+    engine.may_step.set()
+    await stream.rest()
+    for client_class in ("late", "gold", "other"):
+        assert guarded.metric("requests_in_flight", client_class=client_class) == 0
+
+
 async def test_a_rate_is_refused_with_quota_and_time(guarded: RunningFrontend):
     await guarded.generation.Generate(request(), metadata=bearer(BOB))
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -47,6 +47,15 @@ def test_the_process_is_number_1_of_a_user_without_privileges(name: str):
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
+def test_the_process_knows_the_commit_of_its_image(name: str):
+    lines = instructions(name)
+    [environment] = [number for number, line in enumerate(lines) if "STEPWIRE_BUILD_REVISION=${REVISION}" in line]
+    # Arguments end with their stage.
+    stage = max(number for number, line in enumerate(lines[:environment]) if line.startswith("FROM "))
+    assert "ARG REVISION=unknown" in lines[stage:environment]
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
 def test_what_is_installed_is_pinned_by_hash(name: str):
     installs = re.findall(r"pip (?:--python \S+ )?install [^&;]*", " ".join(instructions(name)))
     assert len(installs) >= 3

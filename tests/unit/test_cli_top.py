@@ -78,7 +78,7 @@ stepwire_engine_core_state{{{ENGINE},state="running"}} 1
 
 FRONTEND = """
 stepwire_frontend_build_info 1
-stepwire_frontend_requests_in_flight{client_class="default"} 5
+stepwire_frontend_requests_in_flight{client_class="other"} 5
 stepwire_frontend_engine_up{engine_id="e1"} 1
 stepwire_frontend_engine_up{engine_id="e2"} 0
 """

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from engine_core.messages import DeathCause, EngineCoreDead, Pong
-from engine_core.output_queue import OutputQueue, coalesce
+from engine_core.output_queue import BATCHES, OutputQueue, coalesce
 from engine_core.scheduler.output import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -100,6 +100,19 @@ def test_rows_count_towards_the_limit_of_a_session(output_queue: OutputQueue) ->
 def test_one_batch_is_passed_on_as_it_is() -> None:
     only = batch(1, tokens(1, 10))
     assert coalesce([only]) == [only]
+
+
+def test_steps_that_go_out_together_are_counted_and_news_of_the_queue_are_not(output_queue: OutputQueue) -> None:
+    outbox = output_queue.attach("s")
+    queued = EngineCoreOutput(("s", 2), events=[(EventType.QUEUED, 0.0)])
+    for message in (batch(1, tokens(1, 10)), batch(1, queued), batch(1, stats=ONE_RUNS)):
+        output_queue.put("s", message)
+    assert outbox.take()
+    assert output_queue.coalesced.snapshot() == {BATCHES: 0}
+    for message in (batch(2, tokens(1, 11)), batch(2, queued), batch(3, tokens(1, 12)), batch(4, tokens(1, 13))):
+        output_queue.put("s", message)
+    assert outbox.take()
+    assert output_queue.coalesced.snapshot() == {BATCHES: 2}
 
 
 def test_the_death_is_the_last_message_whatever_is_put_meanwhile(output_queue: OutputQueue) -> None:

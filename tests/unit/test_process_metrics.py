@@ -7,6 +7,7 @@ import gc
 import logging
 import threading
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from stepwire.histogram import Histogram
@@ -33,6 +34,14 @@ class Told(Histogram):
         super().observe(value)
         self.said.set()
         self.said_async.set()
+
+
+def test_the_build_is_told_with_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPWIRE_BUILD_REVISION", "abc123")
+    registry = CollectorRegistry()
+    ProcessMetrics(ROWS, registry, ("sampler",))
+    [family] = [one for one in registry.collect() if one.name == "stepwire_engine_core_build_info"]
+    assert [(sample.labels["revision"], sample.value) for sample in family.samples] == [("abc123", 1)]
 
 
 def test_collections_and_log_records_count_between_start_and_stop() -> None:

@@ -11,7 +11,13 @@ from pydantic import ValidationError
 
 from engine_core.config import EngineSettings
 from frontend.config import FrontendSettings
-from stepwire.settings import Settings, set_default_variable, unknown_variables
+from stepwire.settings import (
+    Settings,
+    build_revision,
+    environment_without_settings,
+    set_default_variable,
+    unknown_variables,
+)
 
 TLS = ["--tls-cert-file", "cert.pem", "--tls-key-file", "key.pem"]
 
@@ -151,6 +157,18 @@ def test_unknown_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_unknown_variables_are_those_without_a_setting():
     environ = {"STEPWIRE_PORT": "1", "STEPWIRE_TYPO": "1", "OTHER": "1", "STEPWIRE_REQUIRE_ALL": "1"}
     assert unknown_variables(FrontendSettings, environ) == ["STEPWIRE_TYPO"]
+
+
+@pytest.mark.parametrize("cls", [FrontendSettings, EngineSettings])
+def test_the_commit_of_an_image_is_no_setting_and_children_are_told(cls: type[Settings], monkeypatch):
+    monkeypatch.delenv("STEPWIRE_BUILD_REVISION", raising=False)
+    assert build_revision() == "unknown"
+    monkeypatch.setenv("STEPWIRE_BUILD_REVISION", "abc123")
+    monkeypatch.setenv("STEPWIRE_PORT", "1")
+    assert build_revision() == "abc123"
+    child = environment_without_settings()
+    assert unknown_variables(cls, child) == []
+    assert (child["STEPWIRE_BUILD_REVISION"], child.get("STEPWIRE_PORT")) == ("abc123", None)
 
 
 @pytest.mark.parametrize("cls", [FrontendSettings, EngineSettings])

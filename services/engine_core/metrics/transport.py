@@ -18,7 +18,9 @@ _SESSIONS = gauge(f"{PREFIX}sessions", "Frontends connected.", (*LABELS, "state"
 _EVENTS = counter(f"{PREFIX}session_events_total", "What happened to sessions.", (*LABELS, "event"))
 _OUTBOX_BYTES = gauge(f"{PREFIX}outbox_bytes", "Output that a frontend has not taken.", (*LABELS, "client_id"))
 _COALESCED = counter(
-    f"{PREFIX}batches_coalesced_total", "Batches merged into others because their frontend was behind.", LABELS
+    f"{PREFIX}batches_coalesced_total",
+    "Steps whose tokens went out with those of a later one, because their frontend was behind.",
+    LABELS,
 )
 _BY_CALL = (*LABELS, "call", "code")
 _CALLS = counter(f"{PREFIX}utility_calls_total", "Utility calls answered; code is OK or a reason.", _BY_CALL)

@@ -75,8 +75,7 @@ class Chat:
     async def next(self) -> Sequence[ChatEvent]:
         """The next news, at least one; none when every choice has ended. Raises whatever ended the request."""
         while items := await self._next_items():
-            events = [event for item in items for event in self._read(item)]
-            if events:
+            if events := self._read_all(items):
                 return events
         return ()
 
@@ -93,6 +92,14 @@ class Chat:
                 # The grammar is ours; what is in it is the caller's.
                 raise InvalidRequestError.of_field("tools", error.message, reason=error.reason) from error
             raise
+
+    def _read_all(self, items: Sequence[CollectorItem]) -> Sequence[ChatEvent]:
+        """Raises RequestFailedError where a parser fails: by what a model may write, it ends no other request."""
+        try:
+            return [event for item in items for event in self._read(item)]
+        except Exception as error:
+            generation = self.generation
+            raise generation.model.output_processor.failed(error, generation.request_id) from error
 
     def _read(self, item: CollectorItem) -> Sequence[ChatEvent]:
         if isinstance(item, ChoiceDelta):

@@ -16,18 +16,15 @@ from frontend.engine_client.balancer import PickReason
 from frontend.engine_client.connection_state import REFUSAL_REASONS
 from frontend.engine_client.transport_stats import TransportStats
 from frontend.engine_client.wire import DEATH_CAUSES
-from frontend.metrics import engines, mirror, requests, rpcs, text
+from frontend.metrics import client_classes, engines, mirror, requests, rpcs, text, workers
 from frontend.metrics.requests import ModelMetrics, RequestMetrics
 from frontend.processing_failures import Stage
 from frontend.text_times import TextTimes
-from stepwire.grpc_errors import REASONS
 from stepwire.metric_aliases import AliasedRegistry, Collects
 from stepwire.metric_rows import gauge, histogram
 from stepwire.metrics import FAST_BUCKETS
 from stepwire.process_metrics import ProcessMetrics, ProcessRows
 
-# The engines know the classes, and a name that only a caller knows is no label: here all are one.
-CLIENT_CLASS = "default"
 # How the frontend learns of a death that the engine could not announce.
 SILENT_DEATH_KINDS = ("transport", "heartbeat")
 UNKNOWN_METHOD = "unknown"
@@ -51,8 +48,8 @@ _CERTIFICATE_EXPIRY = gauge(
 )
 # Every row that may be served.
 ROWS = (
-    *(*rpcs.ROWS, *requests.ROWS, *text.ROWS, *engines.ROWS),
-    *(*_PROCESS_ROWS.all, _CONFIG, _CERTIFICATE_EXPIRY),
+    *(*rpcs.ROWS, *client_classes.ROWS, *requests.ROWS, *text.ROWS, *engines.ROWS),
+    *(*_PROCESS_ROWS.all, _CONFIG, _CERTIFICATE_EXPIRY, *workers.ROWS),
 )
 
 
@@ -94,9 +91,7 @@ class FrontendMetrics:
         self._batch_gaps = engines.BATCH_GAP.counter(registry)
 
     def _add_requests(self, registry: CollectorRegistry) -> None:
-        self.requests_in_flight = requests.IN_FLIGHT.gauge(registry).labels(CLIENT_CLASS)
-        rejected = requests.REJECTED.counter(registry)
-        self.requests_rejected = {reason: rejected.labels(reason, CLIENT_CLASS) for reason in REASONS}
+        self.client_classes = client_classes.ClientClassMetrics(registry)
         aborted = requests.ABORTED.counter(registry)
         self.requests_aborted = {kind: aborted.labels(kind.value) for kind in AbortKind}
         self.slow_client_cuts = requests.SLOW_CLIENT_CUTS.counter(registry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
-from stepwire.metric_rows import Histograms, MetricRow, counter, gauge, histogram
+from stepwire.metric_rows import Histograms, MetricRow, counter, histogram
 from stepwire.metrics import (
     COUNT_BUCKETS,
     ITL_BUCKETS,
@@ -17,12 +17,6 @@ from stepwire.metrics import (
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition", "rejected")
 MODEL_LABELS = ("model_name", "engine_id")
 
-IN_FLIGHT = gauge("stepwire_frontend_requests_in_flight", "Requests being served.", ("client_class",))
-REJECTED = counter(
-    "stepwire_frontend_requests_rejected_total",
-    "Requests refused before they generated anything, by reason.",
-    ("reason", "client_class"),
-)
 ABORTED = counter("stepwire_frontend_requests_aborted_total", "Choices aborted in the engine, by reason.", ("reason",))
 SLOW_CLIENT_CUTS = counter("stepwire_frontend_slow_client_cuts_total", "Streams cut because nobody read them.")
 DELTAS_MERGED = counter(
@@ -94,7 +88,7 @@ _HISTOGRAMS = (
     *(PROMPT_TOKENS, GENERATION_TOKENS, MAX_GENERATION_TOKENS, MAX_TOKENS, CHOICES),
     *(TTFT, ITL, TIME_PER_TOKEN, DURATION),
 )
-ROWS = (IN_FLIGHT, REJECTED, ABORTED, SLOW_CLIENT_CUTS, DELTAS_MERGED, ADMISSION, FINISHED, *_HISTOGRAMS)
+ROWS = (ABORTED, SLOW_CLIENT_CUTS, DELTAS_MERGED, ADMISSION, FINISHED, *_HISTOGRAMS)
 
 
 class RequestMetrics:

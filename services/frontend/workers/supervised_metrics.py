@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, disable_created_metrics
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from frontend.metrics.frontend_metrics import ROWS
+from frontend.metrics.workers import LISTENING, RESTARTS
 from frontend.workers.metrics_sum import Snapshot, add_up, cumulative_part, take_snapshot
 from frontend.workers.worker_handle import WorkerHandle
 from stepwire.metric_aliases import AliasedRegistry, Collects
@@ -30,13 +31,9 @@ class SupervisedMetrics(Collector):
         self._own = CollectorRegistry()
         ProcessCollector(registry=self._own)
         GCCollector(registry=self._own)
-        listening = Gauge("stepwire_frontend_workers", "Worker processes that listen.", registry=self._own)
+        listening = LISTENING.gauge(self._own)
         listening.set_function(lambda: sum(worker.is_listening for worker in self._workers.values()))
-        self.restarts = Counter(
-            "stepwire_frontend_worker_restarts",
-            "Worker processes started in place of one that has died.",
-            registry=self._own,
-        )
+        self.restarts = RESTARTS.counter(self._own)
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
