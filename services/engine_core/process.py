@@ -84,12 +84,7 @@ class EngineProcess:
         """Serve until told to end; returns the exit code. Raises BindError when a port is taken."""
         owner.listen_for_signals(self._shutdown.request)
         boot_id = uuid.uuid4().hex
-        self._end_tracing = tracing.start(
-            "stepwire-engine-core",
-            boot_id,
-            endpoint=self._settings.otlp_endpoint,
-            sample_ratio=self._settings.trace_sample_ratio,
-        )
+        self._end_tracing = tracing.start("stepwire-engine-core", boot_id, self._settings)
         port = bind(self._server, self._settings.host, self._settings.port, self._settings.tls)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{port}"
         log.identify_process(engine_id=engine_id)

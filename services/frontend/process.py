@@ -64,12 +64,7 @@ class FrontendProcess:
             tls_server_name=settings.engine_tls_server_name,
         )
         log.identify_process(instance_id=identity.session_id)
-        self._end_tracing = tracing.start(
-            "stepwire-frontend",
-            identity.session_id,
-            endpoint=settings.otlp_endpoint,
-            sample_ratio=settings.trace_sample_ratio,
-        )
+        self._end_tracing = tracing.start("stepwire-frontend", identity.session_id, settings)
         self.metrics = FrontendMetrics()
         if settings.tls is not None and settings.tls.cert is not None:
             self.metrics.watch_certificate(watch_expiry(settings.tls.cert))

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
@@ -18,6 +18,10 @@ from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, Settings
 ENV_PREFIX = "STEPWIRE_"
 # Variables of the Makefile, the tests and the `stepwire` command; no setting of a service.
 _FOREIGN = frozenset({"STEPWIRE_REQUIRE_ALL", "STEPWIRE_REQUIRE_ROOT", "STEPWIRE_TOKEN"})
+# Where OpenTelemetry looks for what the flags do not say; those of traces alone come first.
+OTLP_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+OTLP_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+OTLP_PROTOCOLS = ("grpc", "http/protobuf")
 
 S = TypeVar("S", bound="Settings")
 
@@ -39,7 +43,11 @@ class Settings(BaseSettings):
 
     otlp_endpoint: str = Field(
         "",
-        description="Where traces go, OTLP over gRPC: http://host:port; empty = OTEL_EXPORTER_OTLP_ENDPOINT, if set.",
+        pattern=r"^(https?://.+)?$",
+        description="Where traces go: http[s]://host:port; empty = OTEL_EXPORTER_OTLP_ENDPOINT, if set.",
+    )
+    otlp_protocol: Literal["grpc", "http/protobuf"] | None = Field(
+        None, description="How traces go there; unset = OTEL_EXPORTER_OTLP_PROTOCOL, or grpc."
     )
     trace_sample_ratio: float | None = Field(
         None,
@@ -55,11 +63,26 @@ class Settings(BaseSettings):
         if unknown:
             _fail(f"unknown environment variable {unknown[0]}: no setting has that name; see --help")
         try:
-            return CliApp.run(cls, cli_args=args)
+            settings = CliApp.run(cls, cli_args=args)
         except ValidationError as error:
             _fail("; ".join(_describe(item) for item in error.errors()))
         except SettingsError as error:
             _fail(f"{str(error).removeprefix('error parsing CLI: ')}; see --help")
+        if settings.exports_traces and settings.trace_protocol not in OTLP_PROTOCOLS:
+            name = next(filter(library_variable, OTLP_PROTOCOL_VARIABLES))
+            _fail(f"environment variable {name}: {settings.trace_protocol!r} is not {' or '.join(OTLP_PROTOCOLS)}")
+        return settings
+
+    @property
+    def exports_traces(self) -> bool:
+        """An endpoint is set: by flag, or by a variable of OpenTelemetry, where no other one turns traces off."""
+        is_off = library_variable("OTEL_TRACES_EXPORTER").lower() == "none"
+        return bool(self.otlp_endpoint) or (not is_off and bool(library_variable(*OTLP_ENDPOINT_VARIABLES)))
+
+    @property
+    def trace_protocol(self) -> str:
+        """One of OTLP_PROTOCOLS, unless a variable names another."""
+        return self.otlp_protocol or library_variable(*OTLP_PROTOCOL_VARIABLES) or OTLP_PROTOCOLS[0]
 
 
 def set_default_variable(name: str, value: str) -> bool:
@@ -73,9 +96,9 @@ def set_default_variable(name: str, value: str) -> bool:
     return is_free
 
 
-def is_variable_set(name: str) -> bool:
-    """Whether the operator has set this variable of a library."""
-    return bool(os.environ.get(name))
+def library_variable(*names: str) -> str:
+    """What the operator has set for a library: the first of these variables that is not empty, or an empty string."""
+    return next((value for name in names if (value := os.environ.get(name, "").strip())), "")
 
 
 def user_cache_dir() -> Path:

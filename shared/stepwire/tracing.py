@@ -6,7 +6,6 @@ outputs.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 
@@ -15,9 +14,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from stepwire import __version__
-from stepwire.settings import is_variable_set
+from stepwire.settings import Settings
+from stepwire.span_export import make_provider
 
-ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _NS_PER_S = 1_000_000_000
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -25,30 +24,14 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 tracer = trace.get_tracer("stepwire", __version__)
 
 
-def start(
-    service: str, instance_id: str, *, endpoint: str = "", sample_ratio: float | None = None
-) -> Callable[[], None]:
+def start(service: str, instance_id: str, settings: Settings) -> Callable[[], None]:
     """Export the spans of this process; returns what flushes and ends it. Does nothing without an endpoint.
 
-    `service`: the value of service.name. `endpoint`: OTLP over gRPC, http://host:port; empty = that of OpenTelemetry's
-    own variables, which also say how to sample where `sample_ratio` does not. Call once, before requests come.
+    `service`: the value of service.name. Call once, before requests come.
     """
-    if not endpoint and not is_variable_set(ENDPOINT_VARIABLE):
+    provider = make_provider(service, instance_id, settings)
+    if provider is None:
         return lambda: None
-    # Here and not at the top: only who exports pays for it.
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
-
-    names = {"service.name": service, "service.version": __version__, "service.instance.id": instance_id}
-    provider = TracerProvider(
-        sampler=None if sample_ratio is None else ParentBasedTraceIdRatio(sample_ratio),
-        resource=Resource.create({**names, "process.pid": os.getpid()}),
-        shutdown_on_exit=False,
-    )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None)))
     trace.set_tracer_provider(provider)
     return provider.shutdown
 

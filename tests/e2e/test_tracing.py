@@ -1,4 +1,7 @@
-"""One trace from the caller to the engine and back, received over OTLP from both real processes with the real model."""
+"""One trace from the caller to the engine and back, received over OTLP from both real processes with the real model.
+
+The engine sends over gRPC and the frontend over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from otlp_receiver import OtlpReceiver, ReceivedSpan, receiving
+from otlp_receiver import OtlpReceiver, ReceivedSpan, receiving, receiving_http
 from running_stack import SERVING, Frontend, free_port, running_stack
 from stepwire.v1 import admin_service_pb2, admin_service_pb2_grpc, generation_service_pb2
 
@@ -22,7 +25,7 @@ SERVER, CLIENT = 2, 3
 
 
 class Traced:
-    """A stack whose spans arrive at `receiver`."""
+    """A stack whose spans arrive at `receiver`, whichever way."""
 
     def __init__(self, frontend: Frontend, http_port: int, receiver: OtlpReceiver) -> None:
         self.frontend = frontend
@@ -35,12 +38,13 @@ def traced(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     with (
         pytest.MonkeyPatch.context() as patch,
         receiving() as (receiver, endpoint),
+        receiving_http(receiver) as http_endpoint,
         running_stack(embedded_model_dir, tmp_path_factory.mktemp("cache")) as stack,
     ):
         # Spans are sent in batches, and no test waits for the usual five seconds.
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        port, flags = free_port(), ("--otlp-endpoint", endpoint)
-        frontend = stack.frontend(stack.engine(*flags), http_port=port, flags=flags)
+        port, over_http = free_port(), ("--otlp-endpoint", http_endpoint, "--otlp-protocol", "http/protobuf")
+        frontend = stack.frontend(stack.engine("--otlp-endpoint", endpoint), http_port=port, flags=over_http)
         frontend.wait_for_health(SERVING)
         yield Traced(frontend, port, receiver)
 

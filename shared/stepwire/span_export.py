@@ -1,0 +1,64 @@
+"""Which spans are kept and where they go: OTLP over gRPC or HTTP. A flag wins over a variable of OpenTelemetry.
+
+The SDK reads its other variables itself: samplers, headers, certificates, time-outs, batches.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from stepwire import __version__
+from stepwire.settings import Settings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+HTTP_PATH = "/v1/traces"
+
+
+def make_provider(service: str, instance_id: str, settings: Settings) -> TracerProvider | None:
+    """What makes and sends the spans of this process; None when the settings export none.
+
+    `service`: the value of service.name. Where the settings do not say how to sample, OpenTelemetry's variables do.
+    """
+    exporter = make_exporter(settings)
+    if exporter is None:
+        return None
+    # Here and not at the top: only who exports pays for it.
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+    names = {"service.name": service, "service.version": __version__, "service.instance.id": instance_id}
+    ratio = settings.trace_sample_ratio
+    provider = TracerProvider(
+        sampler=None if ratio is None else ParentBasedTraceIdRatio(ratio),
+        resource=Resource.create({**names, "process.pid": os.getpid()}),
+        shutdown_on_exit=False,
+    )
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def make_exporter(settings: Settings) -> SpanExporter | None:
+    """None when the settings export no traces."""
+    if not settings.exports_traces:
+        return None
+    endpoint = settings.otlp_endpoint or None
+    # Imported only here: only who exports pays for it, and only for the one that it uses.
+    if settings.trace_protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc_exporter
+
+        return grpc_exporter.OTLPSpanExporter(endpoint=endpoint)
+    from opentelemetry.exporter.otlp.proto.http import trace_exporter as http_exporter
+
+    return http_exporter.OTLPSpanExporter(endpoint=endpoint and traces_url(endpoint))
+
+
+def traces_url(endpoint: str) -> str:
+    """Where HTTP posts to. The endpoint of a collector is for all signals, unless it names that of traces."""
+    base = endpoint.rstrip("/")
+    return base if base.endswith(HTTP_PATH) else base + HTTP_PATH
