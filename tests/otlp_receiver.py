@@ -28,6 +28,7 @@ class ReceivedSpan:
     end_ns: int
     is_error: bool
     attributes: dict[str, Any]
+    resource: dict[str, Any]
     events: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
 
 
@@ -47,9 +48,9 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         with self._news:
             self.raw += request.SerializeToString()
             for resource_spans in request.resource_spans:
-                service = _attributes(resource_spans.resource.attributes)["service.name"]
+                resource = _attributes(resource_spans.resource.attributes)
                 self._spans += [
-                    _received(service, span) for scope in resource_spans.scope_spans for span in scope.spans
+                    _received(resource, span) for scope in resource_spans.scope_spans for span in scope.spans
                 ]
             self._news.notify_all()
 
@@ -123,9 +124,9 @@ def receiving_http(receiver: OtlpReceiver) -> Iterator[str]:
         server.server_close()
 
 
-def _received(service: str, span: Any) -> ReceivedSpan:
+def _received(resource: dict[str, Any], span: Any) -> ReceivedSpan:
     return ReceivedSpan(
-        service=service,
+        service=resource["service.name"],
         name=span.name,
         kind=span.kind,
         trace_id=span.trace_id.hex(),
@@ -135,6 +136,7 @@ def _received(service: str, span: Any) -> ReceivedSpan:
         end_ns=span.end_time_unix_nano,
         is_error=span.status.code == span.status.STATUS_CODE_ERROR,
         attributes=_attributes(span.attributes),
+        resource=resource,
         events=[(event.name, event.time_unix_nano, _attributes(event.attributes)) for event in span.events],
     )
 

@@ -178,7 +178,7 @@ class Generation:
             metrics = self._metrics_of(self.model.facts.model, "")
             metrics.finished[finished_reason].inc()
             metrics.duration.observe(time.monotonic() - self._arrival)
-        self.trace.close(self.engine_id, self.collector, finished_reason)
+        self.trace.close(self.engine, self.collector, finished_reason)
         if logger.isEnabledFor(logging.DEBUG):
             self._log_end(finished_reason)
         if self.collector is None:

@@ -1,5 +1,7 @@
 """What a trace shows of one request: attributes of the `llm_request` span, and its part that waits for an engine.
 
+A call with several prompts is one `llm_request` with a part for each: what is true of one request alone is shown there.
+
 Names are those of OpenTelemetry's conventions for generative AI.
 
 Owner: the task of its handler. Where the request is in no trace nothing is made; where it is not recorded here, the
@@ -17,7 +19,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from frontend.call_trace import CURRENT_CALL, CallTrace, GenerationEnd
+from frontend.call_trace import CURRENT_CALL, CallTrace, GenerationEnd, latency_attributes, result_attributes
+from frontend.engine_client.engine_facts import EngineFacts
 from frontend.generation_events import ChoiceFinished, CollectorItem
 from frontend.input_processor import ProcessedRequest
 from frontend.output_collector import OutputCollector
@@ -58,10 +61,10 @@ class RequestTrace:
     """`submitted` when the request goes to an engine, `observe` with everything that comes, `close` at its end."""
 
     def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
         self._span = trace.get_current_span()
-        self._span.set_attribute("gen_ai.request.id", request_id)
         self._call = CURRENT_CALL.get() or CallTrace()
-        self._place = self._call.begin()
+        self._place = self._call.begin(request_id)
         self._arrival = time.monotonic()
         self._num_choices = 0
         self._engine_span: Span = trace.INVALID_SPAN
@@ -82,6 +85,12 @@ class RequestTrace:
         template.traceparent, template.tracestate = tracing.inject(self._engine_span)
         if self._span.is_recording():
             self._span.set_attributes(_request_attributes(processed))
+            facts: dict[str, AttributeValue] = {
+                "gen_ai.request.max_tokens": processed.max_tokens,
+                "gen_ai.request.seed": processed.seed,
+            }
+            self._call.note(self._place, facts)
+            self._engine_span.set_attributes({"gen_ai.request.id": self._request_id, **facts})
 
     def observe(self, items: Sequence[CollectorItem]) -> None:
         """Take what the handler got."""
@@ -96,15 +105,21 @@ class RequestTrace:
         self._engine_span.set_attribute("error.type", error.reason)
         self._engine_span.set_status(Status(StatusCode.ERROR))
 
-    def close(self, engine_id: str, collected: OutputCollector | None, finished_reason: str) -> None:
-        """`collected` is None when it never reached an engine; `finished_reason` goes for choices without an end."""
+    def close(self, engine: EngineFacts | None, collected: OutputCollector | None, finished_reason: str) -> None:
+        """Without `collected` it never reached an engine; `finished_reason` is that of choices without an end."""
         if self._span.is_recording() and collected is not None:
-            self._span.set_attribute("stepwire.engine_id", engine_id)
             reasons = [self._finish_reasons.get(choice, finished_reason) for choice in range(self._num_choices)]
             duration_s = time.monotonic() - self._arrival
-            self._call.end(self._place, GenerationEnd(reasons, collected.usage, collected.timings, duration_s))
-            self._engine_span.set_attribute("stepwire.engine_id", engine_id)
+            end = GenerationEnd(reasons, collected.usage, collected.timings, duration_s)
+            where = _engine_attributes(engine)
+            self._call.end(self._place, end)
+            self._call.note(self._place, where)
+            self._engine_span.set_attributes({**where, **result_attributes([end]), **latency_attributes(end)})
         self._engine_span.end()
+
+
+def _engine_attributes(engine: EngineFacts | None) -> dict[str, AttributeValue]:
+    return {} if engine is None else {"stepwire.engine_id": engine.engine_id, "stepwire.boot_id": engine.boot_id}
 
 
 def _request_attributes(processed: ProcessedRequest) -> dict[str, AttributeValue]:
@@ -112,13 +127,10 @@ def _request_attributes(processed: ProcessedRequest) -> dict[str, AttributeValue
     return {
         "gen_ai.request.model": processed.model,
         "gen_ai.response.model": processed.model,
-        "gen_ai.response.id": processed.request_id,
         # All of them, 0 included: the engine's message has every default resolved.
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": sampling.top_k,
-        "gen_ai.request.max_tokens": processed.max_tokens,
-        "gen_ai.request.seed": processed.seed,
         "gen_ai.request.n": processed.num_choices,
         "gen_ai.request.choice.count": processed.num_choices,
         "stepwire.priority": processed.template.priority,

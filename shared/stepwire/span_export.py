@@ -6,6 +6,9 @@ The SDK reads its other variables itself: samplers, headers, certificates, time-
 from __future__ import annotations
 
 import os
+import platform
+import socket
+import sys
 from typing import TYPE_CHECKING
 
 from stepwire import __version__
@@ -32,15 +35,26 @@ def make_provider(service: str, instance_id: str, settings: Settings) -> TracerP
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
-    names = {"service.name": service, "service.version": __version__, "service.instance.id": instance_id}
+    service_names = {"service.name": service, "service.version": __version__, "service.instance.id": instance_id}
     ratio = settings.trace_sample_ratio
     provider = TracerProvider(
         sampler=None if ratio is None else ParentBasedTraceIdRatio(ratio),
-        resource=Resource.create({**names, "process.pid": os.getpid()}),
+        resource=Resource.create({**service_names, **_process_attributes()}),
         shutdown_on_exit=False,
     )
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
+
+
+def _process_attributes() -> dict[str, str | int]:
+    # Not the command line, which an operator may not want to see elsewhere.
+    return {
+        "host.name": socket.gethostname(),
+        "process.pid": os.getpid(),
+        "process.executable.path": sys.executable,
+        "process.runtime.name": sys.implementation.name,
+        "process.runtime.version": platform.python_version(),
+    }
 
 
 def make_exporter(settings: Settings) -> SpanExporter | None:

@@ -89,10 +89,21 @@ def test_a_grpc_stream_is_one_trace_through_both_processes(traced: Traced) -> No
     assert root.attributes["rpc.grpc.status_code"] == 0
     assert root.attributes["gen_ai.latency.e2e"] >= root.attributes["gen_ai.latency.time_to_first_token"] > 0
     assert not root.is_error
+    assert root.attributes["server.address"] == root.attributes["client.address"] == "127.0.0.1"
+    assert root.attributes["stepwire.boot_id"] == client.attributes["stepwire.boot_id"]
+    # The engine's instance is the boot that the frontend names.
+    assert root.attributes["stepwire.boot_id"] == run.resource["service.instance.id"]
+    assert root.resource["process.pid"] != run.resource["process.pid"]
     names = [name for name, _, _ in run.events]
     times = [time for _, time, _ in run.events]
     assert names == ["QUEUED", "SCHEDULED", "FIRST_TOKEN", "FINISHED"]
     assert times == sorted(times)
+    queued, scheduled, first_token, finished = (facts for _, _, facts in run.events)
+    assert queued == {"position": 0, "waiting_tokens_ahead": 0}
+    assert set(scheduled) == {"step", "cached_tokens", "blocks"}
+    assert scheduled["blocks"] > 0
+    assert first_token["step"] >= scheduled["step"] > 0
+    assert finished == {"reason": "length"}
     assert root.start_ns <= run.start_ns <= run.end_ns <= root.end_ns
 
 
@@ -113,6 +124,26 @@ def test_an_http_chat_is_one_trace(traced: Traced) -> None:
     assert root.attributes["http.response.status_code"] == 200
     assert root.attributes["gen_ai.request.n"] == 2
     assert [run.service for run in runs] == ["stepwire-engine-core"] * 2
+
+
+def test_every_prompt_of_an_http_completion_has_a_part_of_its_own(traced: Traced) -> None:
+    trace_id, caller_span, traceparent = new_parent()
+    body = json.dumps({"prompt": [CANARY, "One", "Two"], "max_tokens": 2}).encode()
+    headers = {"content-type": "application/json", "traceparent": traceparent, "x-request-id": "call-7"}
+    with urllib.request.urlopen(urllib.request.Request(f"{traced.url}/v1/completions", body, headers)) as response:
+        usage = json.load(response)["usage"]
+    spans = traced.receiver.wait_for(trace_id, 7)
+    (root,) = [span for span in spans if span.parent_id == caller_span]
+    parts = [span for span in spans if span.parent_id == root.span_id]
+    runs = [chain(spans, part.span_id) for part in parts]
+    assert root.attributes["gen_ai.request.id"] == "call-7"
+    assert sorted(part.attributes["gen_ai.request.id"] for part in parts) == ["call-7-0", "call-7-1", "call-7-2"]
+    assert [part.attributes["gen_ai.request.id"] for part in parts] == [
+        run.attributes["gen_ai.request.id"] for (run,) in runs
+    ]
+    used = [part.attributes["gen_ai.usage.output_tokens"] for part in parts]
+    assert sum(used) == root.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert root.attributes["stepwire.engine_id"] == parts[0].attributes["stepwire.engine_id"]
 
 
 def test_a_cancelled_request_is_a_whole_trace(traced: Traced) -> None:

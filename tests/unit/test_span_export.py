@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -96,7 +97,8 @@ def test_spans_arrive_where_flags_or_else_variables_say(
         monkeypatch.setenv(name, receivers.urls.get(value, value))
     [trace_id] = send([None], **{name: receivers.urls.get(value, value) for name, value in settings.items()})
     [span] = getattr(receivers, arrives).wait_for(trace_id, 1)
-    assert (span.service, span.name) == ("test", "span")
+    assert (span.service, span.name, span.resource["service.instance.id"]) == ("test", "span", "instance")
+    assert span.resource["process.pid"] == os.getpid()
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def serve(traceparent: str = "") -> str:
         sent = processed.template.traceparent
         traces.begin(1, "r", [(tracing.TRACEPARENT, sent)])
         traces.note([EngineCoreOutput(("s", 1), finish=Finish(FinishReason.STOP))], now=1.0)
-        trace.close("engine", None, "stop")
+        trace.close(None, None, "stop")
     return sent
 
 
