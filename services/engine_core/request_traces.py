@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 
 from engine_core.scheduler.output import EngineCoreOutput, Finish, FinishReason
 from stepwire import tracing
@@ -44,6 +44,11 @@ class RequestTraces:
         for output in outputs:
             if output.events or output.finish is not None:
                 self._note_one(output, now)
+
+    def context_of(self, handle: int) -> SpanContext | None:
+        """Where the span of a request is found, while it runs and is recorded."""
+        span = self._spans.get(handle)
+        return None if span is None else span.get_span_context()
 
     def close(self) -> None:
         """The session is over: what is left has no finish, and is aborted."""

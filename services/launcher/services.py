@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import grpc
@@ -50,11 +50,15 @@ def frontend_command(options: LaunchOptions) -> list[str]:
     ]
 
 
-def start_all(options: LaunchOptions, started: list[Child]) -> None:
-    """Start both; each is in `started` as soon as it runs, so that a failure in between stops it too."""
-    started.append(children.start("engine core", engine_command(options), options.log_dir))
+def start_all(options: LaunchOptions, started: list[Child], variables: Mapping[str, str]) -> None:
+    """Start both; each is in `started` as soon as it runs, so that a failure in between stops it too.
+
+    `variables` are added to the environment of both.
+    """
+    environment = settings.environment_with(variables)
+    started.append(children.start("engine core", engine_command(options), options.log_dir, environment))
     # Variables STEPWIRE_* configure the engine, whose settings are the many; the frontend would refuse them.
-    environment = settings.environment_without_settings()
+    environment = {**settings.environment_without_settings(), **variables}
     started.append(children.start("frontend", frontend_command(options), options.log_dir, environment))
 
 

@@ -56,6 +56,13 @@ class Settings(BaseSettings):
         description="Share of requests traced, where the caller has not decided; unset = OTEL_TRACES_SAMPLER, or all.",
     )
 
+    trace_detail_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the engine's steps with spans, and of traced requests that show short work as well.",
+    )
+
     @classmethod
     def from_command_line(cls: type[S], args: list[str] | None = None) -> S:
         """Settings from `args` (default: the process's own) over the environment; a mistake ends the process with 2."""
@@ -115,6 +122,11 @@ def unknown_variables(cls: type[Settings], environ: Mapping[str, str]) -> list[s
 def environment_without_settings() -> dict[str, str]:
     """The process's environment less STEPWIRE_ variables: for a child that gets its settings as flags alone."""
     return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+
+
+def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
+    """The process's environment and these: for a child that has the same settings."""
+    return {**os.environ, **variables}
 
 
 def _describe(item: Mapping[str, Any]) -> str:

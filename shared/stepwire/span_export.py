@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepwire import __version__
 from stepwire.settings import Settings
@@ -21,8 +21,16 @@ if TYPE_CHECKING:
 HTTP_PATH = "/v1/traces"
 
 
-def make_provider(service: str, instance_id: str, settings: Settings) -> TracerProvider | None:
-    """What makes and sends the spans of this process; None when the settings export none.
+class Providers(NamedTuple):
+    """What makes the spans of this process. Both send them the same way, and the end of the first is that of both."""
+
+    sampling: TracerProvider
+    # Keeps every span: whoever uses it has chosen already.
+    keeping: TracerProvider
+
+
+def make_providers(service: str, instance_id: str, settings: Settings) -> Providers | None:
+    """None when the settings export no spans.
 
     `service`: the value of service.name. Where the settings do not say how to sample, OpenTelemetry's variables do.
     """
@@ -33,17 +41,18 @@ def make_provider(service: str, instance_id: str, settings: Settings) -> TracerP
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBasedTraceIdRatio
 
     service_names = {"service.name": service, "service.version": __version__, "service.instance.id": instance_id}
+    resource = Resource.create({**service_names, **_process_attributes()})
     ratio = settings.trace_sample_ratio
-    provider = TracerProvider(
-        sampler=None if ratio is None else ParentBasedTraceIdRatio(ratio),
-        resource=Resource.create({**service_names, **_process_attributes()}),
-        shutdown_on_exit=False,
-    )
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    return provider
+    sampler = None if ratio is None else ParentBasedTraceIdRatio(ratio)
+    sampling = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+    keeping = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+    processor = BatchSpanProcessor(exporter)
+    for provider in (sampling, keeping):
+        provider.add_span_processor(processor)
+    return Providers(sampling, keeping)
 
 
 def _process_attributes() -> dict[str, str | int]:

@@ -6,6 +6,7 @@ outputs.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterable
 
@@ -14,8 +15,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from stepwire import __version__
-from stepwire.settings import Settings
-from stepwire.span_export import make_provider
+from stepwire.settings import Settings, library_variable
+from stepwire.span_export import make_providers
 
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _NS_PER_S = 1_000_000_000
@@ -24,16 +25,32 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 tracer = trace.get_tracer("stepwire", __version__)
 
 
+class Detail:
+    """What is too much to be traced always, and who makes its spans. Set once, at the start."""
+
+    def __init__(self) -> None:
+        self.ratio = 0.0
+        self.tracer: trace.Tracer = trace.NoOpTracer()
+
+    def is_wanted(self) -> bool:
+        """Drawn anew with each call."""
+        return self.ratio > 0 and random.random() < self.ratio
+
+
+detail = Detail()
+
+
 def start(service: str, instance_id: str, settings: Settings) -> Callable[[], None]:
     """Export the spans of this process; returns what flushes and ends it. Does nothing without an endpoint.
 
     `service`: the value of service.name. Call once, before requests come.
     """
-    provider = make_provider(service, instance_id, settings)
-    if provider is None:
+    providers = make_providers(service, instance_id, settings)
+    if providers is None:
         return lambda: None
-    trace.set_tracer_provider(provider)
-    return provider.shutdown
+    trace.set_tracer_provider(providers.sampling)
+    detail.ratio, detail.tracer = settings.trace_detail_ratio, providers.keeping.get_tracer("stepwire", __version__)
+    return providers.sampling.shutdown
 
 
 def extract(metadata: Iterable[tuple[str, str | bytes]]) -> Context | None:
@@ -50,6 +67,17 @@ def inject(span: trace.Span) -> tuple[str, str]:
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
     return carrier.get(TRACEPARENT, ""), carrier.get(TRACESTATE, "")
+
+
+def parent_of_process() -> Context | None:
+    """The trace that whoever has started this process belongs to, by TRACEPARENT and TRACESTATE of the environment."""
+    return extract([(name, library_variable(name.upper())) for name in (TRACEPARENT, TRACESTATE)])
+
+
+def environment_of_child(span: trace.Span) -> dict[str, str]:
+    """Variables that make this span the parent of what a new process does first; none when it is in no trace."""
+    traceparent, tracestate = inject(span)
+    return {TRACEPARENT.upper(): traceparent, TRACESTATE.upper(): tracestate} if traceparent else {}
 
 
 class WallClock:

@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from otlp_receiver import OtlpReceiver, receiving, receiving_http
 from stepwire import tracing
 from stepwire.settings import Settings
-from stepwire.span_export import make_provider, traces_url
+from stepwire.span_export import make_providers, traces_url
 
 NOWHERE = "http://127.0.0.1:9"
 TRACES_HTTP = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
@@ -43,13 +43,13 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def send(parents: list[Context | None], **settings: object) -> list[str]:
     """A span below each parent, all of them flushed; the trace ids."""
-    provider = make_provider("test", "instance", Settings(**settings))
-    assert provider is not None
-    tracer = provider.get_tracer("test")
+    providers = make_providers("test", "instance", Settings(**settings))
+    assert providers is not None
+    tracer = providers.sampling.get_tracer("test")
     spans = [tracer.start_span("span", parent) for parent in parents]
     for span in spans:
         span.end()
-    provider.shutdown()
+    providers.sampling.shutdown()
     return [f"{span.get_span_context().trace_id:032x}" for span in spans]
 
 
@@ -107,7 +107,7 @@ def test_spans_arrive_where_flags_or_else_variables_say(
 def test_nothing_is_made_without_an_endpoint(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert make_provider("test", "instance", Settings()) is None
+    assert make_providers("test", "instance", Settings()) is None
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,17 @@ def test_a_ratio_between_takes_about_that_share(receivers: Receivers) -> None:
     send([None] * 1000, otlp_endpoint=receivers.urls["GRPC"], trace_sample_ratio=0.3)
     # Six standard deviations.
     assert abs(len(receivers.grpc.spans) - before - 300) < 90
+
+
+def test_what_somebody_has_chosen_is_kept_whatever_the_ratio(receivers: Receivers) -> None:
+    settings = Settings(otlp_endpoint=receivers.urls["GRPC"], trace_sample_ratio=0.0)
+    providers = make_providers("test", "instance", settings)
+    assert providers is not None
+    before = len(receivers.grpc.spans)
+    for number, provider in enumerate(providers):
+        provider.get_tracer("test").start_span(str(number)).end()
+    providers.sampling.shutdown()
+    assert [span.name for span in receivers.grpc.spans[before:]] == ["1"]
 
 
 def test_the_path_of_traces_is_added_to_a_collectors_address_once() -> None:
