@@ -21,7 +21,6 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from frontend.call_trace import CURRENT_CALL, CallTrace, GenerationEnd, latency_attributes, result_attributes
 from frontend.engine_client.engine_facts import EngineFacts
-from frontend.generation_events import ChoiceFinished, CollectorItem
 from frontend.input_processor import ProcessedRequest
 from frontend.output_collector import OutputCollector
 from stepwire import tracing
@@ -58,7 +57,7 @@ def set_error_type(error: StepwireError) -> None:
 
 
 class RequestTrace:
-    """`submitted` when the request goes to an engine, `observe` with everything that comes, `close` at its end."""
+    """`submitted` when the request goes to an engine, `close` at its end."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
@@ -66,9 +65,7 @@ class RequestTrace:
         self._call = CURRENT_CALL.get() or CallTrace()
         self._place = self._call.begin(request_id)
         self._arrival = time.monotonic()
-        self._num_choices = 0
         self._engine_span: Span = trace.INVALID_SPAN
-        self._finish_reasons: dict[int, str] = {}
 
     @property
     def trace_id(self) -> str:
@@ -77,7 +74,6 @@ class RequestTrace:
 
     def submitted(self, processed: ProcessedRequest) -> None:
         """Put the context of a new span for the engine's work into the engine's message."""
-        self._num_choices = processed.num_choices
         if not self._span.get_span_context().is_valid:
             return
         self._engine_span = tracing.tracer.start_span(ENGINE_SPAN_NAME, kind=SpanKind.CLIENT)
@@ -92,25 +88,19 @@ class RequestTrace:
             self._call.note(self._place, facts)
             self._engine_span.set_attributes({"gen_ai.request.id": self._request_id, **facts})
 
-    def observe(self, items: Sequence[CollectorItem]) -> None:
-        """Take what the handler got."""
-        if self._span.is_recording():
-            self._finish_reasons.update(
-                (item.choice, item.reason.value) for item in items if isinstance(item, ChoiceFinished)
-            )
-
     def fail(self, error: StepwireError) -> None:
         """The request ends with this error."""
         self._span.set_attribute("error.type", error.reason)
         self._engine_span.set_attribute("error.type", error.reason)
         self._engine_span.set_status(Status(StatusCode.ERROR))
 
-    def close(self, engine: EngineFacts | None, collected: OutputCollector | None, finished_reason: str) -> None:
-        """Without `collected` it never reached an engine; `finished_reason` is that of choices without an end."""
+    def close(
+        self, engine: EngineFacts | None, collected: OutputCollector | None, finish_reasons: Sequence[str]
+    ) -> None:
+        """Without `collected` it never reached an engine; `finish_reasons` has one for each choice."""
         if self._span.is_recording() and collected is not None:
-            reasons = [self._finish_reasons.get(choice, finished_reason) for choice in range(self._num_choices)]
             duration_s = time.monotonic() - self._arrival
-            end = GenerationEnd(reasons, collected.usage, collected.timings, duration_s)
+            end = GenerationEnd(finish_reasons, collected.usage, collected.timings, duration_s)
             where = _engine_attributes(engine)
             self._call.end(self._place, end)
             self._call.note(self._place, where)

@@ -62,6 +62,11 @@ def extract(metadata: Iterable[tuple[str, str | bytes]]) -> Context | None:
     return context if trace.get_current_span(context).get_span_context().is_valid else None
 
 
+def trace_id_of(traceparent: str) -> str:
+    """Its second part, which log lines carry; empty when it has none."""
+    return traceparent.split("-", 2)[1] if traceparent.count("-") >= 2 else ""
+
+
 def inject(span: trace.Span) -> tuple[str, str]:
     """(traceparent, tracestate) that name this span as the parent; empty when it is in no trace."""
     carrier: dict[str, str] = {}

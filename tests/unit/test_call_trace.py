@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from fakes.text_requests import make_request
 from frontend.api.tracing import address_of
 from frontend.call_trace import name_call
-from frontend.generation_events import ChoiceFinished, FinishReason, Timings, Usage
+from frontend.generation_events import Timings, Usage
 from frontend.request_trace import ENGINE_SPAN_NAME, SPAN_NAME, RequestTrace, start_request_span
 from stepwire import tracing
 
@@ -39,11 +39,11 @@ def generate(
     seed: int = 0,
 ):
     """One generation, some of whose choices end by themselves."""
+    reasons = ["stop" if choice in ended else "abort" for choice in range(num_choices)]
     trace = RequestTrace(name)
     trace.submitted(make_request(num_choices=num_choices, seed=seed))
-    trace.observe([ChoiceFinished(choice, FinishReason.STOP, None, 1) for choice in ended])
     where = SimpleNamespace(engine_id=engine, boot_id=f"boot of {engine}")
-    trace.close(where, SimpleNamespace(usage=usage, timings=timings), "abort")
+    trace.close(where, SimpleNamespace(usage=usage, timings=timings), reasons)
 
 
 def attributes_of(exporter: InMemorySpanExporter) -> dict[str, object]:
@@ -92,7 +92,7 @@ def test_times_that_were_not_reached_are_left_out(exported) -> None:
 
 def test_a_call_that_reached_no_engine_shows_no_usage(exported) -> None:
     with start_request_span(None, {}):
-        RequestTrace("r").close(None, None, "error")
+        RequestTrace("r").close(None, None, ["error"])
     found = attributes_of(exported)
     assert found["gen_ai.request.id"] == "r"
     assert "gen_ai.usage.input_tokens" not in found

@@ -42,7 +42,7 @@ def serve(traceparent: str = "") -> str:
         sent = processed.template.traceparent
         traces.begin(1, "r", [(tracing.TRACEPARENT, sent)])
         traces.note([EngineCoreOutput(("s", 1), finish=Finish(FinishReason.STOP))], now=1.0)
-        trace.close(None, None, "stop")
+        trace.close(None, None, ["stop"])
     return sent
 
 
@@ -71,7 +71,6 @@ def test_a_request_that_is_not_sampled_builds_no_attributes_and_no_events(sampli
         # Nothing else of it is there to be looked at.
         processed = SimpleNamespace(num_choices=1, template=SimpleNamespace())
         trace.submitted(processed)
-        trace.observe(unread())
         traces.begin(1, "r", [(tracing.TRACEPARENT, processed.template.traceparent)])
         traces.note(unread(), now=1.0)
 

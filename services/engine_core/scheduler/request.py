@@ -182,11 +182,18 @@ class Request:
     num_prompt_logprobs: int = 0
     # Not told to the frontend yet; they travel with the next output.
     events: list[RequestEvent] = field(default_factory=list)
+    # Of the trace that it is a part of, for logs; empty = of none.
+    trace_id: str = ""
     # Output tokens this request came with.
     num_resumed_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_resumed_tokens = len(self.output_token_ids)
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What every line about it carries."""
+        return {"request_id": self.request_id, **({"trace_id": self.trace_id} if self.trace_id else {})}
 
     @property
     def num_prompt_tokens(self) -> int:
