@@ -17,6 +17,7 @@ from google.protobuf import json_format
 from fakes import launched_services
 from launcher import children, options, preflight, sample, services
 from launcher.errors import LaunchError
+from otlp_receiver import receiving
 from stepwire.v1 import generation_service_pb2
 
 
@@ -171,6 +172,21 @@ def test_demo_shows_an_answer_and_stops_frontend_then_engine(tmp_path):
     assert "engine_core started --max-num-seqs 4" in launch.events()[0] + launch.events()[1]
     assert launch.events()[2:] == ["frontend ended by SIGTERM", "engine_core ended by SIGTERM"]
     assert len(starts(launch.events())) == 2
+
+
+@pytest.mark.slow
+def test_both_services_start_in_the_trace_of_the_launcher(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    with receiving() as (receiver, endpoint):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        launch = Launch(tmp_path, "--demo")
+        _, errors = launch.output()
+        assert launch.process.returncode == 0, errors
+        startup = receiver.find(lambda span: span.service == "stepwire-launcher")
+    assert (startup.name, startup.is_error) == ("startup", False)
+    traced = [event.partition(" in trace ")[::2] for event in launch.events() if " in trace " in event]
+    assert sorted(name for name, _ in traced) == ["engine_core", "frontend"]
+    assert {parent.split("-")[1] for _, parent in traced} == {startup.trace_id}
+    assert {parent.split("-")[2] for _, parent in traced} == {startup.span_id}
 
 
 @pytest.mark.slow
