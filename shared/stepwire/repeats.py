@@ -1,7 +1,7 @@
 """Keeps one fault from filling the log: the first of equal failures is written in full, the others are counted.
 
-For whatever is logged with an exception: a fault of ours may come again with every step or every request. Equal are
-those of one message, type and place; with the request that met it, or the numbers in the message, they differ.
+A fault may come again with every step or every request. Equal are exceptions of one message, type and place, whichever
+request met them and whatever the numbers in the message; and warnings of one text. Lesser lines are left alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from typing import TextIO
 # A fault that goes on has a line this often.
 INTERVAL_S = 10.0
 
-Key = tuple[str, str, str, str]
+# More than the program has places; texts of warnings may differ without end, and the oldest are forgotten.
+MAX_SEEN = 1000
+
+# Name of the logger, message, and where an exception comes from.
+Key = tuple[str, str, str]
 
 
 @dataclass(slots=True)
@@ -40,7 +44,7 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         super().__init__(stream)
         self._interval_s = interval_s
         self._clock = clock
-        # No larger than the program: places are lines of it. Guarded by the lock of the handler.
+        # Guarded by the lock of the handler.
         self._seen: dict[Key, _Seen] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -53,6 +57,8 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         seen = self._seen.get(key)
         if seen is None:
             self._seen[key] = _Seen(self._clock())
+            if len(self._seen) > MAX_SEEN:
+                del self._seen[next(iter(self._seen))]
             return record
         seen.num += 1
         if self._clock() - seen.last_line >= self._interval_s:
@@ -67,8 +73,8 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
     def tell(self, record: logging.LogRecord, key: Key) -> None:
         """The interval is over that began with this repeat; any thread."""
         with self.lock or contextlib.nullcontext():
-            seen = self._seen[key]
-            if seen.num_silent:
+            seen = self._seen.get(key)
+            if seen is not None and seen.num_silent:
                 super().emit(self._again(record, key, seen))
                 self.flush()
 
@@ -76,17 +82,17 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         """About the same request, without the traceback."""
         seen.last_line, seen.num_silent = self._clock(), 0
         line = copy.copy(record)
-        _, _, name, place = key
-        line.msg, line.args = "%s again: %s at %s, %d times by now", (record.getMessage(), name, place, seen.num)
+        _, _, origin = key
+        line.msg, line.args = "%s again%s, %d times by now", (record.getMessage(), origin and f": {origin}", seen.num)
         line.exc_info = line.exc_text = None
         return line
 
 
 def _key_of(record: logging.LogRecord) -> Key | None:
     """None: it is no failure."""
-    if not record.exc_info or record.exc_info[1] is None:
-        return None
-    error = record.exc_info[1]
+    error = record.exc_info[1] if record.exc_info else None
+    if error is None:
+        return (record.name, record.getMessage(), "") if record.levelno >= logging.WARNING else None
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
-    return (record.name, str(record.msg), type(error).__name__, place)
+    return (record.name, str(record.msg), f"{type(error).__name__} at {place}")

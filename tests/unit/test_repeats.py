@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from stepwire.log import TextFormatter
-from stepwire.repeats import RepeatHandler
+from stepwire.repeats import MAX_SEEN, RepeatHandler
 
 
 class Logged:
@@ -58,9 +58,27 @@ def test_other_failures_and_other_lines_are_not_repeats(logged: Logged) -> None:
     logged.fail()
     logged.fail(KeyError)
     logged.fail(message="%s fails differently")
-    for _ in range(3):
-        logged.logger.warning("a line without a failure")
-    assert logged.lines == ["it failed", "it failed", "it fails differently", *["a line without a failure"] * 3]
+    for number in range(3):
+        logged.logger.info("a line without a failure")
+        logged.logger.warning("warning %d", number)
+    plain = [line for number in range(3) for line in ("a line without a failure", f"warning {number}")]
+    assert logged.lines == ["it failed", "it failed", "it fails differently", *plain]
+
+
+def test_equal_warnings_are_counted_too(logged: Logged) -> None:
+    for _ in range(5):
+        logged.logger.warning("%d of them", 3)
+    logged.now += 3600
+    logged.logger.warning("%d of them", 3)
+    assert logged.lines == ["3 of them", "3 of them again, 6 times by now"]
+
+
+def test_warnings_that_always_differ_are_forgotten(logged: Logged) -> None:
+    for number in range(MAX_SEEN + 1):
+        logged.logger.warning("warning %d", number)
+    logged.logger.warning("warning 0")
+    assert logged.lines[-1] == "warning 0"
+    assert len(logged.handler._seen) == MAX_SEEN
 
 
 def test_the_request_that_meets_a_fault_makes_it_no_other_fault(logged: Logged) -> None:
