@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow
 
 CANARY = "sesquipedalian"
 SERVER, CLIENT = 2, 3
+# Of a request's spans, from the caller down.
+BOTH = ["stepwire-frontend", "stepwire-frontend", "stepwire-engine-core"]
 
 
 class Traced:
@@ -125,7 +127,7 @@ def test_an_http_chat_is_one_trace(traced: Traced) -> None:
     assert root.attributes["gen_ai.operation.name"] == "chat"
     assert root.attributes["http.response.status_code"] == 200
     assert root.attributes["gen_ai.request.n"] == 2
-    assert [run.service for run in runs] == ["stepwire-engine-core"] * 2
+    assert [span.service for span in (root, client, *runs)] == [*BOTH, BOTH[-1]]
 
 
 def test_every_prompt_of_an_http_completion_has_a_part_of_its_own(traced: Traced) -> None:
@@ -156,7 +158,8 @@ def test_a_cancelled_request_is_a_whole_trace(traced: Traced) -> None:
     next(call)
     next(call)
     call.cancel()
-    root, _, run = chain(traced.receiver.wait_for(trace_id, 3), caller_span)
+    root, client, run = chain(traced.receiver.wait_for(trace_id, 3), caller_span)
+    assert [span.service for span in (root, client, run)] == BOTH
     assert root.attributes["rpc.grpc.status_code"] == grpc.StatusCode.CANCELLED.value[0]
     assert root.attributes["gen_ai.response.finish_reasons"] == ["abort"]
     assert run.events[-1][::2] == ("FINISHED", {"reason": "aborted"})
