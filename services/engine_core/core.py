@@ -24,7 +24,7 @@ from engine_core.resolved_config import ResolvedConfig
 from engine_core.scheduler.output import EngineCoreOutput, ModelRunnerOutput, RequestError, SchedulerOutput
 from engine_core.scheduler.request import Request, RequestKey, RequestStatus
 from engine_core.scheduler.scheduler import Scheduler
-from engine_core.step_times import StepTimes
+from engine_core.step_times import StepListener, StepStamps, StepTimes
 from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.errors import InvariantViolation
 from stepwire.shared_histogram import SharedHistogram
@@ -50,8 +50,7 @@ class _Batch:
 
     scheduler_output: SchedulerOutput
     runner_output: Future[ModelRunnerOutput]
-    # What the executor took to accept it.
-    handover_s: float
+    stamps: StepStamps
 
 
 class EngineCore:
@@ -91,6 +90,8 @@ class EngineCore:
         self.last_step_tokens = 0
         self.times = StepTimes(config.max_num_seqs, config.max_num_batched_tokens)
         self.num_aborted = ReasonCounter(ABORT_REASONS)
+        # Told of every step that was taken in, before anybody hears of its results.
+        self.on_step: StepListener | None = None
         # Of input threads.
         self.hash_times = SharedHistogram()
 
@@ -203,9 +204,10 @@ class EngineCore:
             handed_over = self.clock()
             bitmask = self._fill_bitmask(scheduler_output)
             runner_output = self.executor.sample_tokens(bitmask)
-            self._batches.append(_Batch(scheduler_output, runner_output, handed_over - planned))
+            stamps = StepStamps(now, planned, handed_over, self.clock())
+            self._batches.append(_Batch(scheduler_output, runner_output, stamps))
             self.times.schedule.observe(planned - now)
-            self.times.sample.observe(self.clock() - handed_over)
+            self.times.sample.observe(stamps.sampled - handed_over)
         except Exception as error:
             raise self._step_error(error, scheduler_output) from error
         return True
@@ -224,9 +226,12 @@ class EngineCore:
         except Exception as error:
             raise self._step_error(error, scheduler_output) from error
         ended = self.clock()
-        self.times.execute.observe(batch.handover_s + done - waiting)
+        stamps = batch.stamps
+        self.times.execute.observe(stamps.handed_over - stamps.planned + done - waiting)
         self.times.update.observe(ended - done)
         self.times.note_step(scheduler_output, ended - began)
+        if self.on_step is not None:
+            self.on_step(scheduler_output, stamps, done, ended)
         self.num_steps = scheduler_output.step
         self.last_step_tokens = scheduler_output.total_num_scheduled_tokens
         return scheduler_output.total_num_scheduled_tokens > 0

@@ -53,7 +53,7 @@ T = TypeVar("T")
 # Frontends balance on these numbers; more often would cost frames, less often would herd requests.
 STATS_INTERVAL_S = 0.1
 # Labels of the rejected counter that exist from the start.
-REJECT_REASONS = ("QUEUE_FULL", "KV_CAPACITY", "DRAINING", "FIELD_INVALID")
+REJECT_REASONS = ("QUEUE_FULL", "KV_CAPACITY", "DRAINING", "FIELD_INVALID", "UNSUPPORTED_FEATURE")
 # Integrity check and garbage collection walk everything; not after every short burst of requests.
 HOUSEKEEPING_INTERVAL_S = 10.0
 # A deadline may lie farther away than a wait can last.

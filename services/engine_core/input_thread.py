@@ -92,6 +92,8 @@ class InputThread:
             error = self._proc.core.preprocess_add_request(request)
         except Exception as exception:
             extra = {"request_id": message.request_id}
+            if trace_id := tracing.trace_id_of(message.traceparent):
+                extra["trace_id"] = trace_id
             logger.warning("a request could not be decoded", exc_info=True, extra=extra)
             text = f"the request could not be decoded: {exception}"
             error = RequestError("REQUEST_FAILED", text, retryable=True, cause_type=type(exception).__name__)

@@ -18,6 +18,7 @@ import grpc
 
 from engine_core import owner
 from engine_core.config import EngineSettings
+from engine_core.core import EngineCore
 from engine_core.core_proc import EngineCoreProc
 from engine_core.death import as_error, describe_death, start_failure
 from engine_core.health import EngineHealth
@@ -35,6 +36,7 @@ from engine_core.shutdown import ShutdownController
 from engine_core.startup import ModelLoader, start_engine
 from engine_core.startup_trace import trace_startup
 from engine_core.step_progress import StepProgress
+from engine_core.step_traces import StepTraces
 from engine_core.stream_interceptor import StreamInterceptor
 from engine_core.wire import RECEIVED_KINDS, SENT_KINDS, FrameEncoder
 from stepwire import grpc_options, log, tracing
@@ -76,6 +78,7 @@ class EngineProcess:
         self._kv_event_feed = _make_feed(settings)
         self._shutdown = ShutdownController(settings.drain_timeout_s, self._stop_server)
         self._proc: EngineCoreProc | None = None
+        self._step_traces: StepTraces | None = None
         # Reported by the executor while the engine was still starting.
         self._early_failure: BaseException | None = None
         self._death_lock = threading.Lock()
@@ -84,12 +87,7 @@ class EngineProcess:
         """Serve until told to end; returns the exit code. Raises BindError when a port is taken."""
         owner.listen_for_signals(self._shutdown.request)
         boot_id = uuid.uuid4().hex
-        self._end_tracing = tracing.start(
-            "stepwire-engine-core",
-            boot_id,
-            endpoint=self._settings.otlp_endpoint,
-            sample_ratio=self._settings.trace_sample_ratio,
-        )
+        self._end_tracing = tracing.start("stepwire-engine-core", boot_id, self._settings)
         port = bind(self._server, self._settings.host, self._settings.port, self._settings.tls)
         engine_id = self._settings.engine_id or f"{socket.gethostname()}:{port}"
         log.identify_process(engine_id=engine_id)
@@ -174,6 +172,7 @@ class EngineProcess:
                 drain=self._shutdown.drain,
                 kv_event_feed=self._kv_event_feed,
             )
+            self._trace_steps(started.core)
             self._view.startup_times = started.times
             trace_startup(started.times, self._clock())
             self._view.proc = self._proc
@@ -192,6 +191,11 @@ class EngineProcess:
         self._lifecycle.move_to(EngineState.DEAD)
         self._stop_server()
         return False
+
+    def _trace_steps(self, core: EngineCore) -> None:
+        if tracing.detail.ratio:
+            self._step_traces = StepTraces(tracing.detail, tracing.WallClock(), self._sessions.trace_context)
+            core.on_step = self._step_traces.note
 
     def _model_loaded(self) -> None:
         self._lifecycle.move_to(EngineState.WARMING_UP)
@@ -272,6 +276,8 @@ class EngineProcess:
         timer.daemon = True
         # Never cancelled: what comes after this, up to the end of the process, is bounded by it too.
         timer.start()
+        if self._step_traces is not None:
+            self._step_traces.close()
         self._end_tracing()
         if self._proc is not None:
             self._proc.core.shutdown()

@@ -9,10 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 
 from engine_core.scheduler.output import EngineCoreOutput, Finish, FinishReason
-from engine_core.scheduler.request import EventType
 from stepwire import tracing
 
 SPAN_NAME = "engine_core.run"
@@ -46,6 +45,11 @@ class RequestTraces:
             if output.events or output.finish is not None:
                 self._note_one(output, now)
 
+    def context_of(self, handle: int) -> SpanContext | None:
+        """Where the span of a request is found, while it runs and is recorded."""
+        span = self._spans.get(handle)
+        return None if span is None else span.get_span_context()
+
     def close(self) -> None:
         """The session is over: what is left has no finish, and is aborted."""
         with self._lock:
@@ -60,8 +64,8 @@ class RequestTraces:
             span = self._spans.get(handle) if output.finish is None else self._spans.pop(handle, None)
         if span is None:
             return
-        for event, time in output.events:
-            span.add_event(event.name, _attributes_of(event, output), self._clock.at(time))
+        for event in output.events:
+            span.add_event(event.type.name, event.facts, self._clock.at(event.time))
         if output.finish is not None:
             self._finish(span, output.finish, self._clock.at(now))
 
@@ -76,9 +80,3 @@ class RequestTraces:
         if finish.reason in _FAILURES:
             span.set_status(Status(StatusCode.ERROR))
         span.end(end_ns)
-
-
-def _attributes_of(event: EventType, output: EngineCoreOutput) -> dict[str, int]:
-    if event is EventType.SCHEDULED and output.prefill is not None:
-        return {"prompt_tokens": output.prefill.num_prompt_tokens, "cached_tokens": output.prefill.num_cached_tokens}
-    return {}

@@ -18,6 +18,7 @@ from engine_core.scheduler.request import (
 )
 from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2 as pb
+from stepwire.tracing import trace_id_of
 from stepwire.v1 import common_pb2
 
 # A day: what is older is a broken clock, and must not break the numbers of others.
@@ -32,6 +33,7 @@ def decode_request(session_id: str, message: pb.EngineCoreRequest, now: float) -
     return Request(
         key=(session_id, message.handle),
         request_id=message.request_id,
+        trace_id=trace_id_of(message.traceparent),
         prompt_token_ids=token_array.unpack(message.prompt_token_ids),
         output_token_ids=token_array.unpack(message.resume_output_token_ids),
         sampling=_decode_sampling(message.sampling),

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from opentelemetry.trace import SpanContext
+
 from engine_core.reason_counter import ReasonCounter
+from engine_core.scheduler.request import RequestKey
 from engine_core.session import Session, SessionError
 
 SESSION_EVENTS = ("opened", "replaced", "cut_slow", "closed")
@@ -45,6 +48,11 @@ class Sessions:
         """Those that are live now."""
         with self._lock:
             return list(self._sessions.values())
+
+    def trace_context(self, key: RequestKey) -> SpanContext | None:
+        """The span of a request that is traced. Takes no lock: the busy loop asks."""
+        session = self._sessions.get(key[0])
+        return None if session is None else session.traces.context_of(key[1])
 
     def start_waiting(self) -> None:
         """Serving begins: the time the model took to load is nobody's absence."""

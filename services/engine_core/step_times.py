@@ -7,6 +7,8 @@ whatever is in it.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine_core.scheduler.output import SchedulerOutput
 from stepwire.histogram import Histogram
@@ -34,6 +36,20 @@ def kind_of(scheduler_output: SchedulerOutput) -> StepKind:
     if scheduler_output.total_num_scheduled_tokens == len(scheduled):
         return StepKind.DECODE
     return StepKind.PREFILL if min(scheduled.values()) > 1 else StepKind.MIXED
+
+
+@dataclass(frozen=True, slots=True)
+class StepStamps:
+    """When a step began, was planned, was with the executor, and was to be sampled: seconds of the engine's clock."""
+
+    began: float
+    planned: float
+    handed_over: float
+    sampled: float
+
+
+# Called by the busy loop with when the results were there and when they were taken in.
+StepListener = Callable[[SchedulerOutput, StepStamps, float, float], None]
 
 
 class StepTimes:

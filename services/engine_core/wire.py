@@ -221,8 +221,8 @@ def _fill_config(ready: pb.Ready, config: ResolvedConfig) -> None:
 
 def _encode_output(output: EngineCoreOutput) -> pb.RequestOutput:
     message = pb.RequestOutput(handle=output.key[1], new_token_ids=output.new_token_ids, pooled=output.pooled or b"")
-    for event, time in output.events:
-        message.events.add(type=_EVENTS[event], monotonic_ns=int(time * _NS))
+    for event in output.events:
+        message.events.add(type=_EVENTS[event.type], monotonic_ns=int(event.time * _NS))
     if output.prefill is not None:
         message.prefill.prompt_tokens = output.prefill.num_prompt_tokens
         message.prefill.local_cached_tokens = output.prefill.num_cached_tokens

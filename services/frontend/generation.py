@@ -117,7 +117,6 @@ class Generation:
             self.is_admitted = True
             # A refused request may have moved to another engine.
             self.engine = self._pool.engine_of(self.handles[0]) or self.engine
-        self.trace.observe(items)
         if self._observer is not None:
             self._observer.observe(items, time.monotonic())
         return items
@@ -178,17 +177,19 @@ class Generation:
             metrics = self._metrics_of(self.model.facts.model, "")
             metrics.finished[finished_reason].inc()
             metrics.duration.observe(time.monotonic() - self._arrival)
-        self.trace.close(self.engine_id, self.collector, finished_reason)
+        observed = self._observer
+        reasons = [finished_reason] if observed is None else observed.finish_reasons(finished_reason)
+        self.trace.close(self.engine, self.collector, reasons)
         if logger.isEnabledFor(logging.DEBUG):
-            self._log_end(finished_reason)
+            self._log_end(reasons)
         if self.collector is None:
             return self.handles
         if self.caller.use is not None:
             self.caller.use.count_tokens(self.usage.completion_tokens)
         return self.model.output_processor.close(self.collector)
 
-    def _log_end(self, finished_reason: str) -> None:
-        """The one line about a request."""
+    def _log_end(self, finish_reasons: Sequence[str]) -> None:
+        """The one line about a request; a reason for each choice."""
         facts = {"request_id": self.request_id, "model": self.model.facts.model, "engine_id": self.engine_id}
         if self.collector is not None:
             usage, timings = self.usage, self.timings
@@ -202,4 +203,4 @@ class Generation:
                 "ttft_ms": timings.ttft_ns // _NS_PER_MS,
             }
             facts |= {name: str(count) for name, count in counts.items()}
-        logger.debug("request ended", extra={**facts, "unfinished_choices_end": finished_reason})
+        logger.debug("request ended", extra={**facts, "finish_reason": ",".join(finish_reasons)})

@@ -18,7 +18,7 @@ from frontend.input_processor.processed_request import ProcessedRequest
 from frontend.logprobs import PromptLogprobs
 from frontend.output_collector import OutputCollector
 from frontend.parallel_sampling import RequestState
-from frontend.processing_failures import ProcessingFailures, Stage
+from frontend.processing_failures import Stage, note_failure
 from frontend.request_stats import RequestStats
 from frontend.retry_advice import RETRY_AFTER_MS
 from frontend.text_times import TextTimes
@@ -50,7 +50,6 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._on_abort = on_abort
         self._on_failure = on_failure
-        self._failures = ProcessingFailures()
         self._clock = clock
         # Live handles; one goes with its end.
         self._choices: dict[int, tuple[RequestState, ChoiceState]] = {}
@@ -116,7 +115,7 @@ class OutputProcessor:
 
     def failed(self, exception: Exception, request_id: str) -> RequestFailedError:
         """Count and log what was raised by one request's output, here or further on; returns what ends that request."""
-        self._on_failure(self._failures.note(exception, request_id))
+        self._on_failure(note_failure(exception, request_id))
         return RequestFailedError("the output of this request could not be processed", reason="OUTPUT_PROCESSING")
 
     def fail(self, handles: Iterable[int], error: StepwireError) -> None:

@@ -29,6 +29,7 @@ from stepwire.certificate_expiry import watch_expiry
 from stepwire.lag import watch_loop_lag
 from stepwire.listen_address import join
 from stepwire.metrics import serve_http
+from stepwire.startup_trace import StartupTrace
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +65,8 @@ class FrontendProcess:
             tls_server_name=settings.engine_tls_server_name,
         )
         log.identify_process(instance_id=identity.session_id)
-        self._end_tracing = tracing.start(
-            "stepwire-frontend",
-            identity.session_id,
-            endpoint=settings.otlp_endpoint,
-            sample_ratio=settings.trace_sample_ratio,
-        )
+        self._end_tracing = tracing.start("stepwire-frontend", identity.session_id, settings)
+        self._startup_trace = StartupTrace()
         self.metrics = FrontendMetrics()
         if settings.tls is not None and settings.tls.cert is not None:
             self.metrics.watch_certificate(watch_expiry(settings.tls.cert))
@@ -103,6 +100,7 @@ class FrontendProcess:
 
     async def start(self) -> None:
         """Listen, and begin to connect to the engines. Raises BindError before anything else has happened."""
+        self._startup_trace.begin("connect")
         if self._role.is_replacement:
             await self._attach_first()
         self._bind()
@@ -194,6 +192,7 @@ class FrontendProcess:
         if not self._role.is_worker:
             self._close_metrics()
         self.metrics.process.stop()
+        self._startup_trace.end(is_serving=False)
         # It sends what is left, and may have to wait for the receiver.
         await asyncio.to_thread(self._end_tracing)
         logger.info("stopped")
@@ -221,6 +220,7 @@ class FrontendProcess:
             if is_serving != self._is_serving:
                 self._is_serving = is_serving
                 logger.info("now %s", "SERVING" if is_serving else "NOT_SERVING")
+                self._startup_trace.end(is_serving=True)
                 await self.server.set_serving(is_serving)
                 self._on_serving(is_serving)
             await self._changed.wait()

@@ -42,6 +42,8 @@ class RequestObserver:
         self._num_first = [0] * num_choices
         self._num_unfinished = num_choices
         self._has_tokens = False
+        # Of the choices that have ended.
+        self._finish_reasons: dict[int, str] = {}
 
     def observe(self, items: Sequence[CollectorItem], now: float) -> None:
         """Take what the handler got."""
@@ -50,6 +52,7 @@ class RequestObserver:
                 self._observe_delta(item, now)
             elif isinstance(item, ChoiceFinished):
                 self._num_unfinished -= 1
+                self._finish_reasons[item.choice] = item.reason.value
                 self._num_tokens[item.choice] = item.num_output_tokens
                 if item.num_output_tokens:
                     # It may have been a stop token alone, which shows in no delta.
@@ -57,6 +60,10 @@ class RequestObserver:
                 self._metrics.finished[_FINISHED_REASONS[item.reason]].inc()
             elif isinstance(item, Admitted):
                 self._metrics.admission.observe(now - self._arrival)
+
+    def finish_reasons(self, otherwise: str) -> list[str]:
+        """Of each choice; `otherwise` of those that had no end of their own."""
+        return [self._finish_reasons.get(choice, otherwise) for choice in range(len(self._num_tokens))]
 
     def close(self, finished_reason: str, now: float, num_merged: int = 0) -> None:
         """The request is over; `finished_reason` goes for the choices that had no end of their own.

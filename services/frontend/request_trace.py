@@ -1,5 +1,7 @@
 """What a trace shows of one request: attributes of the `llm_request` span, and its part that waits for an engine.
 
+A call with several prompts is one `llm_request` with a part for each: what is true of one request alone is shown there.
+
 Names are those of OpenTelemetry's conventions for generative AI.
 
 Owner: the task of its handler. Where the request is in no trace nothing is made; where it is not recorded here, the
@@ -17,8 +19,8 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
-from frontend.call_trace import CURRENT_CALL, CallTrace, GenerationEnd
-from frontend.generation_events import ChoiceFinished, CollectorItem
+from frontend.call_trace import CURRENT_CALL, CallTrace, GenerationEnd, latency_attributes, result_attributes
+from frontend.engine_client.engine_facts import EngineFacts
 from frontend.input_processor import ProcessedRequest
 from frontend.output_collector import OutputCollector
 from stepwire import tracing
@@ -55,17 +57,15 @@ def set_error_type(error: StepwireError) -> None:
 
 
 class RequestTrace:
-    """`submitted` when the request goes to an engine, `observe` with everything that comes, `close` at its end."""
+    """`submitted` when the request goes to an engine, `close` at its end."""
 
     def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
         self._span = trace.get_current_span()
-        self._span.set_attribute("gen_ai.request.id", request_id)
         self._call = CURRENT_CALL.get() or CallTrace()
-        self._place = self._call.begin()
+        self._place = self._call.begin(request_id)
         self._arrival = time.monotonic()
-        self._num_choices = 0
         self._engine_span: Span = trace.INVALID_SPAN
-        self._finish_reasons: dict[int, str] = {}
 
     @property
     def trace_id(self) -> str:
@@ -74,7 +74,6 @@ class RequestTrace:
 
     def submitted(self, processed: ProcessedRequest) -> None:
         """Put the context of a new span for the engine's work into the engine's message."""
-        self._num_choices = processed.num_choices
         if not self._span.get_span_context().is_valid:
             return
         self._engine_span = tracing.tracer.start_span(ENGINE_SPAN_NAME, kind=SpanKind.CLIENT)
@@ -82,13 +81,12 @@ class RequestTrace:
         template.traceparent, template.tracestate = tracing.inject(self._engine_span)
         if self._span.is_recording():
             self._span.set_attributes(_request_attributes(processed))
-
-    def observe(self, items: Sequence[CollectorItem]) -> None:
-        """Take what the handler got."""
-        if self._span.is_recording():
-            self._finish_reasons.update(
-                (item.choice, item.reason.value) for item in items if isinstance(item, ChoiceFinished)
-            )
+            facts: dict[str, AttributeValue] = {
+                "gen_ai.request.max_tokens": processed.max_tokens,
+                "gen_ai.request.seed": processed.seed,
+            }
+            self._call.note(self._place, facts)
+            self._engine_span.set_attributes({"gen_ai.request.id": self._request_id, **facts})
 
     def fail(self, error: StepwireError) -> None:
         """The request ends with this error."""
@@ -96,15 +94,22 @@ class RequestTrace:
         self._engine_span.set_attribute("error.type", error.reason)
         self._engine_span.set_status(Status(StatusCode.ERROR))
 
-    def close(self, engine_id: str, collected: OutputCollector | None, finished_reason: str) -> None:
-        """`collected` is None when it never reached an engine; `finished_reason` goes for choices without an end."""
+    def close(
+        self, engine: EngineFacts | None, collected: OutputCollector | None, finish_reasons: Sequence[str]
+    ) -> None:
+        """Without `collected` it never reached an engine; `finish_reasons` has one for each choice."""
         if self._span.is_recording() and collected is not None:
-            self._span.set_attribute("stepwire.engine_id", engine_id)
-            reasons = [self._finish_reasons.get(choice, finished_reason) for choice in range(self._num_choices)]
             duration_s = time.monotonic() - self._arrival
-            self._call.end(self._place, GenerationEnd(reasons, collected.usage, collected.timings, duration_s))
-            self._engine_span.set_attribute("stepwire.engine_id", engine_id)
+            end = GenerationEnd(finish_reasons, collected.usage, collected.timings, duration_s)
+            where = _engine_attributes(engine)
+            self._call.end(self._place, end)
+            self._call.note(self._place, where)
+            self._engine_span.set_attributes({**where, **result_attributes([end]), **latency_attributes(end)})
         self._engine_span.end()
+
+
+def _engine_attributes(engine: EngineFacts | None) -> dict[str, AttributeValue]:
+    return {} if engine is None else {"stepwire.engine_id": engine.engine_id, "stepwire.boot_id": engine.boot_id}
 
 
 def _request_attributes(processed: ProcessedRequest) -> dict[str, AttributeValue]:
@@ -112,13 +117,10 @@ def _request_attributes(processed: ProcessedRequest) -> dict[str, AttributeValue
     return {
         "gen_ai.request.model": processed.model,
         "gen_ai.response.model": processed.model,
-        "gen_ai.response.id": processed.request_id,
         # All of them, 0 included: the engine's message has every default resolved.
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": sampling.top_k,
-        "gen_ai.request.max_tokens": processed.max_tokens,
-        "gen_ai.request.seed": processed.seed,
         "gen_ai.request.n": processed.num_choices,
         "gen_ai.request.choice.count": processed.num_choices,
         "stepwire.priority": processed.template.priority,

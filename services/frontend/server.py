@@ -26,6 +26,7 @@ from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
 from stepwire import grpc_options, grpc_server
 from stepwire.aio_health import AioHealth
+from stepwire.listen_address import known_as
 from stepwire.tls import TlsFiles
 from stepwire.v1 import (
     chat_service_pb2,
@@ -69,7 +70,7 @@ class PublicServer:
         self._server = grpc.aio.server(
             interceptors=[
                 CountingInterceptor(metrics),
-                TracingInterceptor(),
+                TracingInterceptor(known_as(frontend.settings.host)),
                 AuthorizingInterceptor(frontend.gate),
                 MalformedRequestInterceptor(),
             ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,9 @@ from launcher import preflight, sample, services
 from launcher.children import Child
 from launcher.errors import LaunchError
 from launcher.options import LaunchOptions
+from stepwire import tracing
+from stepwire.settings import Settings
+from stepwire.startup_trace import StartupTrace
 from stepwire_client import CallError, Client
 
 INTERRUPTED = 130
@@ -46,24 +50,30 @@ def launch(options: LaunchOptions, console: Console) -> None:
     preflight.check_memory(preflight.NEEDED_BYTES * options.num_engines)
     services.prepare_model(options)
     started: list[Child] = []
+    # By OpenTelemetry's variables alone: the flags are those of the services.
+    end_tracing = tracing.start("stepwire-launcher", uuid.uuid4().hex, Settings.model_construct())
+    startup_trace = StartupTrace()
     try:
-        services.start_all(options, started)
-        _show(options, started, console)
+        services.start_all(options, started, startup_trace.environment)
+        _show(options, started, console, startup_trace)
         if not options.is_demo:
             with services.observed(options):
                 _stay(options, started, console)
     finally:
+        startup_trace.end(is_serving=False)
         with _step("Stopping", console):
             problems = services.stop_all(started, options.stop_timeout_s)
+        end_tracing()
     if problems:
         raise LaunchError("; ".join(problems))
 
 
-def _show(options: LaunchOptions, started: list[Child], console: Console) -> None:
+def _show(options: LaunchOptions, started: list[Child], console: Console, startup_trace: StartupTrace) -> None:
     target = f"{preflight.HOST}:{options.frontend_port}"
     with Client(target) as client:
         with _step(_starting(options), console):
             services.wait_until_serving(client, started, options.ready_timeout_s)
+        startup_trace.end(is_serving=True)
         sample.stream(client, options.prompt, console)
     if not options.is_demo:
         ports = (options.frontend_metrics_port, *options.engine_metrics_ports)

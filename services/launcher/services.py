@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import grpc
@@ -53,17 +53,23 @@ def frontend_command(options: LaunchOptions) -> list[str]:
     ]
 
 
-def start_all(options: LaunchOptions, started: list[Child]) -> None:
-    """Start all, the frontend last; each is in `started` as soon as it runs, so that a failure in between stops it."""
-    started.extend(_start_engine(options, number) for number in range(options.num_engines))
+def start_all(options: LaunchOptions, started: list[Child], variables: Mapping[str, str]) -> None:
+    """Start all, the frontend last; each is in `started` as soon as it runs, so that a failure in between stops it.
+
+    `variables` are added to the environment of all.
+    """
+    environment = settings.environment_with(variables)
+    started.extend(_start_engine(options, number, environment) for number in range(options.num_engines))
     # Variables STEPWIRE_* configure the engine, whose settings are the many; the frontend would refuse them.
-    environment = settings.environment_without_settings()
+    environment = {**settings.environment_without_settings(), **variables}
     started.append(children.start("frontend", frontend_command(options), options.log_dir, environment))
 
 
-def _start_engine(options: LaunchOptions, number: int, *, keep_log: bool = False) -> Child:
+def _start_engine(
+    options: LaunchOptions, number: int, environment: Mapping[str, str] | None = None, *, keep_log: bool = False
+) -> Child:
     name = f"engine core {number}" if options.num_engines > 1 else "engine core"
-    return children.start(name, engine_command(options, number), options.log_dir, keep_log=keep_log)
+    return children.start(name, engine_command(options, number), options.log_dir, environment, keep_log=keep_log)
 
 
 def observed(options: LaunchOptions) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Why a server could not listen, as one sentence for the operator. Used by both services at start, never later."""
+"""Addresses that servers listen on: as text, as others know them, and why one was not to be had."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def bind_error(host: str, port: int) -> BindError:
 def join(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def known_as(host: str) -> str:
+    """What others know a server by that listens there: the host's name when it listens on every interface."""
+    return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
 
 
 def _reason(error: OSError) -> str:

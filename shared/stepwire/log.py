@@ -1,4 +1,4 @@
-"""Logging of both services: standard library, to stderr, readable lines or one JSON object a line.
+"""Logging of both services: standard library, to stderr, readable lines or one JSON object a line, faults once in full.
 
 Called once from each composition root, before any other thread starts. Log calls pass lazy arguments; prompts and
 outputs are never logged.
@@ -17,6 +17,8 @@ from typing import Literal
 
 from opentelemetry import trace
 
+from stepwire.repeats import RepeatHandler
+
 Format = Literal["text", "json"]
 
 _process_fields: dict[str, str] = {}
@@ -27,7 +29,7 @@ _STANDARD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message
 
 def configure(level: str, fmt: Format, service: str) -> None:
     """Replace the root logger's handlers. `service` names the process in JSON lines."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = RepeatHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(service) if fmt == "json" else TextFormatter())
     handler.addFilter(add_context)
     logging.basicConfig(level=level, handlers=[handler], force=True)

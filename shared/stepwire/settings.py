@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
@@ -20,6 +20,10 @@ ENV_PREFIX = "STEPWIRE_"
 _FOREIGN = frozenset({"STEPWIRE_REQUIRE_ALL", "STEPWIRE_REQUIRE_ROOT", "STEPWIRE_TOKEN"})
 # Of the images: the commit that they were built of. Not STEPWIRE_REVISION, which is a setting, of the model.
 _BUILD_REVISION = "STEPWIRE_BUILD_REVISION"
+# Where OpenTelemetry looks for what the flags do not say; those of traces alone come first.
+OTLP_ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+OTLP_PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+OTLP_PROTOCOLS = ("grpc", "http/protobuf")
 
 S = TypeVar("S", bound="Settings")
 
@@ -41,13 +45,24 @@ class Settings(BaseSettings):
 
     otlp_endpoint: str = Field(
         "",
-        description="Where traces go, OTLP over gRPC: http://host:port; empty = OTEL_EXPORTER_OTLP_ENDPOINT, if set.",
+        pattern=r"^(https?://.+)?$",
+        description="Where traces go: http[s]://host:port; empty = OTEL_EXPORTER_OTLP_ENDPOINT, if set.",
+    )
+    otlp_protocol: Literal["grpc", "http/protobuf"] | None = Field(
+        None, description="How traces go there; unset = OTEL_EXPORTER_OTLP_PROTOCOL, or grpc."
     )
     trace_sample_ratio: float | None = Field(
         None,
         ge=0,
         le=1,
         description="Share of requests traced, where the caller has not decided; unset = OTEL_TRACES_SAMPLER, or all.",
+    )
+
+    trace_detail_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the engine's steps with spans, and of traced requests that show short work as well.",
     )
 
     @classmethod
@@ -57,11 +72,26 @@ class Settings(BaseSettings):
         if unknown:
             _fail(f"unknown environment variable {unknown[0]}: no setting has that name; see --help")
         try:
-            return CliApp.run(cls, cli_args=args)
+            settings = CliApp.run(cls, cli_args=args)
         except ValidationError as error:
             _fail("; ".join(_describe(item) for item in error.errors()))
         except SettingsError as error:
             _fail(f"{str(error).removeprefix('error parsing CLI: ')}; see --help")
+        if settings.exports_traces and settings.trace_protocol not in OTLP_PROTOCOLS:
+            name = next(filter(library_variable, OTLP_PROTOCOL_VARIABLES))
+            _fail(f"environment variable {name}: {settings.trace_protocol!r} is not {' or '.join(OTLP_PROTOCOLS)}")
+        return settings
+
+    @property
+    def exports_traces(self) -> bool:
+        """An endpoint is set: by flag, or by a variable of OpenTelemetry, where no other one turns traces off."""
+        is_off = library_variable("OTEL_TRACES_EXPORTER").lower() == "none"
+        return bool(self.otlp_endpoint) or (not is_off and bool(library_variable(*OTLP_ENDPOINT_VARIABLES)))
+
+    @property
+    def trace_protocol(self) -> str:
+        """One of OTLP_PROTOCOLS, unless a variable names another."""
+        return self.otlp_protocol or library_variable(*OTLP_PROTOCOL_VARIABLES) or OTLP_PROTOCOLS[0]
 
 
 def set_default_variable(name: str, value: str) -> bool:
@@ -75,9 +105,9 @@ def set_default_variable(name: str, value: str) -> bool:
     return is_free
 
 
-def is_variable_set(name: str) -> bool:
-    """Whether the operator has set this variable of a library."""
-    return bool(os.environ.get(name))
+def library_variable(*names: str) -> str:
+    """What the operator has set for a library: the first of these variables that is not empty, or an empty string."""
+    return next((value for name in names if (value := os.environ.get(name, "").strip())), "")
 
 
 def user_cache_dir() -> Path:
@@ -101,6 +131,11 @@ def environment_without_settings() -> dict[str, str]:
 def build_revision() -> str:
     """The commit that this program was built of, as its image says; `unknown` outside of images."""
     return os.environ.get(_BUILD_REVISION) or "unknown"
+
+
+def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
+    """The process's environment and these: for a child that has the same settings."""
+    return {**os.environ, **variables}
 
 
 def _describe(item: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ outputs.
 
 from __future__ import annotations
 
-import os
+import random
 import time
 from collections.abc import Callable, Iterable
 
@@ -15,9 +15,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from stepwire import __version__
-from stepwire.settings import is_variable_set
+from stepwire.settings import Settings, library_variable
+from stepwire.span_export import make_providers
 
-ENDPOINT_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _NS_PER_S = 1_000_000_000
 _PROPAGATOR = TraceContextTextMapPropagator()
@@ -25,32 +25,32 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 tracer = trace.get_tracer("stepwire", __version__)
 
 
-def start(
-    service: str, instance_id: str, *, endpoint: str = "", sample_ratio: float | None = None
-) -> Callable[[], None]:
+class Detail:
+    """What is too much to be traced always, and who makes its spans. Set once, at the start."""
+
+    def __init__(self) -> None:
+        self.ratio = 0.0
+        self.tracer: trace.Tracer = trace.NoOpTracer()
+
+    def is_wanted(self) -> bool:
+        """Drawn anew with each call."""
+        return self.ratio > 0 and random.random() < self.ratio
+
+
+detail = Detail()
+
+
+def start(service: str, instance_id: str, settings: Settings) -> Callable[[], None]:
     """Export the spans of this process; returns what flushes and ends it. Does nothing without an endpoint.
 
-    `service`: the value of service.name. `endpoint`: OTLP over gRPC, http://host:port; empty = that of OpenTelemetry's
-    own variables, which also say how to sample where `sample_ratio` does not. Call once, before requests come.
+    `service`: the value of service.name. Call once, before requests come.
     """
-    if not endpoint and not is_variable_set(ENDPOINT_VARIABLE):
+    providers = make_providers(service, instance_id, settings)
+    if providers is None:
         return lambda: None
-    # Here and not at the top: only who exports pays for it.
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
-
-    names = {"service.name": service, "service.version": __version__, "service.instance.id": instance_id}
-    provider = TracerProvider(
-        sampler=None if sample_ratio is None else ParentBasedTraceIdRatio(sample_ratio),
-        resource=Resource.create({**names, "process.pid": os.getpid()}),
-        shutdown_on_exit=False,
-    )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint or None)))
-    trace.set_tracer_provider(provider)
-    return provider.shutdown
+    trace.set_tracer_provider(providers.sampling)
+    detail.ratio, detail.tracer = settings.trace_detail_ratio, providers.keeping.get_tracer("stepwire", __version__)
+    return providers.sampling.shutdown
 
 
 def extract(metadata: Iterable[tuple[str, str | bytes]]) -> Context | None:
@@ -62,11 +62,27 @@ def extract(metadata: Iterable[tuple[str, str | bytes]]) -> Context | None:
     return context if trace.get_current_span(context).get_span_context().is_valid else None
 
 
+def trace_id_of(traceparent: str) -> str:
+    """Its second part, which log lines carry; empty when it has none."""
+    return traceparent.split("-", 2)[1] if traceparent.count("-") >= 2 else ""
+
+
 def inject(span: trace.Span) -> tuple[str, str]:
     """(traceparent, tracestate) that name this span as the parent; empty when it is in no trace."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
     return carrier.get(TRACEPARENT, ""), carrier.get(TRACESTATE, "")
+
+
+def parent_of_process() -> Context | None:
+    """The trace that whoever has started this process belongs to, by TRACEPARENT and TRACESTATE of the environment."""
+    return extract([(name, library_variable(name.upper())) for name in (TRACEPARENT, TRACESTATE)])
+
+
+def environment_of_child(span: trace.Span) -> dict[str, str]:
+    """Variables that make this span the parent of what a new process does first; none when it is in no trace."""
+    traceparent, tracestate = inject(span)
+    return {TRACEPARENT.upper(): traceparent, TRACESTATE.upper(): tracestate} if traceparent else {}
 
 
 class WallClock:

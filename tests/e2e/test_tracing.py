@@ -1,4 +1,7 @@
-"""One trace from the caller to the engine and back, received over OTLP from both real processes with the real model."""
+"""One trace from the caller to the engine and back, received over OTLP from both real processes with the real model.
+
+The engine sends over gRPC and the frontend over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import grpc
 import pytest
 
 from free_ports import free_port
-from otlp_receiver import OtlpReceiver, ReceivedSpan, receiving
+from otlp_receiver import OtlpReceiver, ReceivedSpan, receiving, receiving_http
 from running_stack import SERVING, Frontend, running_stack
 from stepwire.v1 import admin_service_pb2, admin_service_pb2_grpc, generation_service_pb2
 
@@ -20,10 +23,12 @@ pytestmark = pytest.mark.slow
 
 CANARY = "sesquipedalian"
 SERVER, CLIENT = 2, 3
+# Of a request's spans, from the caller down.
+BOTH = ["stepwire-frontend", "stepwire-frontend", "stepwire-engine-core"]
 
 
 class Traced:
-    """A stack whose spans arrive at `receiver`."""
+    """A stack whose spans arrive at `receiver`, whichever way."""
 
     def __init__(self, frontend: Frontend, http_port: int, receiver: OtlpReceiver) -> None:
         self.frontend = frontend
@@ -36,12 +41,15 @@ def traced(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     with (
         pytest.MonkeyPatch.context() as patch,
         receiving() as (receiver, endpoint),
+        receiving_http(receiver) as http_endpoint,
         running_stack(embedded_model_dir, tmp_path_factory.mktemp("cache")) as stack,
     ):
         # Spans are sent in batches, and no test waits for the usual five seconds.
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        port, flags = free_port(), ("--otlp-endpoint", endpoint)
-        frontend = stack.frontend(stack.engine(*flags), http_port=port, flags=flags)
+        port, over_http = free_port(), ("--otlp-endpoint", http_endpoint, "--otlp-protocol", "http/protobuf")
+        frontend = stack.frontend(
+            stack.engine("--otlp-endpoint", endpoint, "--trace-detail-ratio", "1"), http_port=port, flags=over_http
+        )
         frontend.wait_for_health(SERVING)
         yield Traced(frontend, port, receiver)
 
@@ -59,9 +67,9 @@ def request(**options) -> generation_service_pb2.GenerateRequest:
 
 
 def chain(spans: list[ReceivedSpan], parent_id: str) -> list[ReceivedSpan]:
-    """From the child of `parent_id` down, checking that each has one child."""
+    """From the child of `parent_id` down, checking that each has one child, less those of a slow tokenizer."""
     found = []
-    while children := [span for span in spans if span.parent_id == parent_id]:
+    while children := [span for span in spans if span.parent_id == parent_id and span.name != "tokenize"]:
         assert len(children) == 1
         found.append(children[0])
         parent_id = children[0].span_id
@@ -86,10 +94,21 @@ def test_a_grpc_stream_is_one_trace_through_both_processes(traced: Traced) -> No
     assert root.attributes["rpc.grpc.status_code"] == 0
     assert root.attributes["gen_ai.latency.e2e"] >= root.attributes["gen_ai.latency.time_to_first_token"] > 0
     assert not root.is_error
+    assert root.attributes["server.address"] == root.attributes["client.address"] == "127.0.0.1"
+    assert root.attributes["stepwire.boot_id"] == client.attributes["stepwire.boot_id"]
+    # The engine's instance is the boot that the frontend names.
+    assert root.attributes["stepwire.boot_id"] == run.resource["service.instance.id"]
+    assert root.resource["process.pid"] != run.resource["process.pid"]
     names = [name for name, _, _ in run.events]
     times = [time for _, time, _ in run.events]
     assert names == ["QUEUED", "SCHEDULED", "FIRST_TOKEN", "FINISHED"]
     assert times == sorted(times)
+    queued, scheduled, first_token, finished = (facts for _, _, facts in run.events)
+    assert queued == {"position": 0, "waiting_tokens_ahead": 0}
+    assert set(scheduled) == {"step", "cached_tokens", "blocks"}
+    assert scheduled["blocks"] > 0
+    assert first_token["step"] >= scheduled["step"] > 0
+    assert finished == {"reason": "length"}
     assert root.start_ns <= run.start_ns <= run.end_ns <= root.end_ns
 
 
@@ -104,12 +123,32 @@ def test_an_http_chat_is_one_trace(traced: Traced) -> None:
         json.load(response)
     spans = traced.receiver.wait_for(trace_id, 4)
     (root,) = [span for span in spans if span.parent_id == caller_span]
-    (client,) = [span for span in spans if span.parent_id == root.span_id]
+    (client,) = [span for span in spans if span.parent_id == root.span_id and span.name != "tokenize"]
     runs = [span for span in spans if span.parent_id == client.span_id]
     assert root.attributes["gen_ai.operation.name"] == "chat"
     assert root.attributes["http.response.status_code"] == 200
     assert root.attributes["gen_ai.request.n"] == 2
-    assert [run.service for run in runs] == ["stepwire-engine-core"] * 2
+    assert [span.service for span in (root, client, *runs)] == [*BOTH, BOTH[-1]]
+
+
+def test_every_prompt_of_an_http_completion_has_a_part_of_its_own(traced: Traced) -> None:
+    trace_id, caller_span, traceparent = new_parent()
+    body = json.dumps({"prompt": [CANARY, "One", "Two"], "max_tokens": 2}).encode()
+    headers = {"content-type": "application/json", "traceparent": traceparent, "x-request-id": "call-7"}
+    with urllib.request.urlopen(urllib.request.Request(f"{traced.url}/v1/completions", body, headers)) as response:
+        usage = json.load(response)["usage"]
+    spans = traced.receiver.wait_for(trace_id, 7)
+    (root,) = [span for span in spans if span.parent_id == caller_span]
+    parts = [span for span in spans if span.parent_id == root.span_id and span.name != "tokenize"]
+    runs = [chain(spans, part.span_id) for part in parts]
+    assert root.attributes["gen_ai.request.id"] == "call-7"
+    assert sorted(part.attributes["gen_ai.request.id"] for part in parts) == ["call-7-0", "call-7-1", "call-7-2"]
+    assert [part.attributes["gen_ai.request.id"] for part in parts] == [
+        run.attributes["gen_ai.request.id"] for (run,) in runs
+    ]
+    used = [part.attributes["gen_ai.usage.output_tokens"] for part in parts]
+    assert sum(used) == root.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert root.attributes["stepwire.engine_id"] == parts[0].attributes["stepwire.engine_id"]
 
 
 def test_a_cancelled_request_is_a_whole_trace(traced: Traced) -> None:
@@ -120,7 +159,8 @@ def test_a_cancelled_request_is_a_whole_trace(traced: Traced) -> None:
     next(call)
     next(call)
     call.cancel()
-    root, _, run = chain(traced.receiver.wait_for(trace_id, 3), caller_span)
+    root, client, run = chain(traced.receiver.wait_for(trace_id, 3), caller_span)
+    assert [span.service for span in (root, client, run)] == BOTH
     assert root.attributes["rpc.grpc.status_code"] == grpc.StatusCode.CANCELLED.value[0]
     assert root.attributes["gen_ai.response.finish_reasons"] == ["abort"]
     assert run.events[-1][::2] == ("FINISHED", {"reason": "aborted"})
@@ -155,11 +195,34 @@ def test_no_span_holds_a_prompt_or_an_output(traced: Traced) -> None:
 
 
 def test_the_start_of_the_engine_is_a_trace(traced: Traced) -> None:
-    startup = traced.receiver.find(lambda span: span.name == "startup")
+    startup = traced.receiver.find(lambda span: span.name == "startup" and span.service == "stepwire-engine-core")
     phases = [span for span in traced.receiver.of(startup.trace_id) if span.parent_id == startup.span_id]
-    assert [span.name.removeprefix("startup.") for span in phases] == ["load", "profile", "allocate", "warm_up"]
+    assert [span.name for span in phases] == ["load_model", "profile_memory", "allocate_kv_cache", "warm_up"]
     assert startup.start_ns == phases[0].start_ns
     assert startup.end_ns >= phases[-1].end_ns
+
+
+def test_the_start_of_the_frontend_is_the_wait_for_an_engine(traced: Traced) -> None:
+    startup = traced.receiver.find(lambda span: span.name == "startup" and span.service == "stepwire-frontend")
+    (connect,) = [span for span in traced.receiver.of(startup.trace_id) if span.parent_id == startup.span_id]
+    assert (connect.name, connect.end_ns <= startup.end_ns) == ("connect", True)
+
+
+def test_steps_are_linked_to_the_requests_in_them(traced: Traced) -> None:
+    trace_id, _, traceparent = new_parent()
+    traced.frontend.generation.Generate(request(stop={"max_tokens": 3}), metadata=(("traceparent", traceparent),))
+    (run,) = [span for span in traced.receiver.wait_for(trace_id, 3) if span.name == "engine_core.run"]
+    first_step = next(facts["step"] for name, _, facts in run.events if name == "SCHEDULED")
+    step = traced.receiver.find(lambda span: span.name == "engine_core.step" and (trace_id, run.span_id) in span.links)
+    assert step.attributes["step"] == first_step
+    assert step.parent_id == ""
+    phases = traced.receiver.wait_for(step.trace_id, 5)
+    assert {span.name for span in phases if span.parent_id == step.span_id} == {
+        "schedule",
+        "execute",
+        "sample",
+        "update",
+    }
 
 
 def test_a_histogram_names_a_trace_as_an_example(traced: Traced) -> None:

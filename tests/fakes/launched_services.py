@@ -25,6 +25,8 @@ def record(what):
         events.write({name!r} + " " + what + "\\n")
 
 record("started " + " ".join(rest))
+if "TRACEPARENT" in os.environ:
+    record("in trace " + os.environ["TRACEPARENT"])
 if "--die" in rest:
     sys.exit("boom: no such weights")
 ended = threading.Event()

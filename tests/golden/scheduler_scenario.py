@@ -197,7 +197,7 @@ class Scenario:
     def _news(self, output: EngineCoreOutput) -> str:
         parts = [str(token_id) for token_id in output.new_token_ids]
         if output.events:
-            parts.append("[" + " ".join(event.name for event, _ in output.events) + "]")
+            parts.append("[" + " ".join(event.type.name for event in output.events) + "]")
         if output.prefill is not None:
             parts.append(f"({output.prefill.num_cached_tokens} of {output.prefill.num_prompt_tokens} cached)")
         if output.finish is not None:

@@ -16,6 +16,7 @@ import pytest
 from fakes.fake_engine import FakeEngine
 from free_ports import free_port
 from frontend.metrics import ROWS
+from otlp_receiver import receiving
 from running_frontend import CHANNEL_OPTIONS, Failure, Stream, failure_of, request
 from running_workers import RunningWorkers, running_workers
 from scraped import Scrape
@@ -85,6 +86,22 @@ async def test_workers_serve_as_one_frontend(engine: FakeEngine, tmp_path):
         engine.may_step.set()
         # The id is free again, everywhere.
         assert (await other.Generate(request(request_id="mine"))).completions[0].text
+
+
+async def test_the_start_of_all_workers_is_one_trace(engine: FakeEngine, tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    with receiving() as (receiver, endpoint):
+        flags = ("--engine-endpoints", engine.endpoint, "--otlp-endpoint", endpoint)
+        async with running_workers(tmp_path, *flags) as running:
+            await running.wait_until_serving()
+            root = await asyncio.to_thread(receiver.find, lambda span: span.name == "startup" and not span.parent_id)
+            spans = await asyncio.to_thread(receiver.wait_for, root.trace_id, 5)
+    workers = [span for span in spans if span.parent_id == root.span_id]
+    connects = [span for span in spans if span.name == "connect"]
+    assert [span.name for span in workers] == ["startup"] * 2
+    assert {span.parent_id for span in connects} == {span.span_id for span in workers}
+    assert len({span.resource["process.pid"] for span in (root, *workers)}) == 3
+    assert not any(span.is_error for span in spans)
 
 
 async def test_a_killed_worker_is_replaced_while_the_other_serves_on(engine: FakeEngine, tmp_path):

@@ -18,6 +18,7 @@ from fakes import launched_services
 from free_ports import free_port
 from launcher import children, options, preflight, sample, services
 from launcher.errors import LaunchError
+from otlp_receiver import receiving
 from stepwire.v1 import generation_service_pb2
 
 
@@ -165,6 +166,21 @@ def test_demo_shows_an_answer_and_stops_frontend_then_engine(tmp_path):
 
 
 @pytest.mark.slow
+def test_both_services_start_in_the_trace_of_the_launcher(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    with receiving() as (receiver, endpoint):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+        launch = Launch(tmp_path, "--demo")
+        _, errors = launch.output()
+        assert launch.process.returncode == 0, errors
+        startup = receiver.find(lambda span: span.service == "stepwire-launcher")
+    assert (startup.name, startup.is_error) == ("startup", False)
+    traced = [event.partition(" in trace ")[::2] for event in launch.events() if " in trace " in event]
+    assert sorted(name for name, _ in traced) == ["engine_core", "frontend"]
+    assert {parent.split("-")[1] for _, parent in traced} == {startup.trace_id}
+    assert {parent.split("-")[2] for _, parent in traced} == {startup.span_id}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_run_stays_up_until_a_signal_and_exits_0(tmp_path, stop):
     launch = Launch(tmp_path)
@@ -204,7 +220,7 @@ def test_of_two_engines_one_that_dies_is_started_again_at_its_place(tmp_path, mo
             started[0].check_alive()
 
     try:
-        services.start_all(launch, started)
+        services.start_all(launch, started, {})
         frontend = " ".join(started[2].process.args)
         assert "--engine-endpoints 127.0.0.1:50061,127.0.0.1:50062" in frontend
         place, command = 1, started[1].process.args

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from unittest.mock import Mock
 
 import pytest
@@ -132,3 +133,14 @@ def test_subscribers_of_cache_events_that_hang_are_cut(world: World) -> None:
     world.proc.kv_event_feed = Mock(spec=KVEventFeed)
     world.check_at(1.0)
     world.proc.kv_event_feed.cut_hung.assert_called_once_with()
+
+
+def test_a_busy_engine_has_one_line_of_figures_every_ten_seconds(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    world.proc.latest_stats = SchedulerStats(num_running=1)
+    for second in range(1, 36):
+        world.check_at(second)
+    lines = [message for message in caplog.messages if "tok/s" in message]
+    assert len(lines) == 3

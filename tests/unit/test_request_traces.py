@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from engine_core.request_traces import RequestTraces
-from engine_core.scheduler.output import EngineCoreOutput, Finish, FinishReason, PrefillStats
-from engine_core.scheduler.request import EventType
+from engine_core.scheduler.output import EngineCoreOutput, Finish, FinishReason
+from engine_core.scheduler.request import EventType, RequestEvent
 from stepwire import tracing
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -34,7 +34,11 @@ def test_events_stand_at_the_engines_times_and_the_finish_ends_the_span(exported
     traces = RequestTraces(tracing.WallClock(lambda: 0.0))
     traces.begin(7, "id", CONTEXT)
     scheduled = EngineCoreOutput(
-        ("s", 7), events=[(EventType.QUEUED, 1.0), (EventType.SCHEDULED, 2.5)], prefill=PrefillStats(10, 4)
+        ("s", 7),
+        events=[
+            RequestEvent(EventType.QUEUED, 1.0, {"position": 3, "waiting_tokens_ahead": 70}),
+            RequestEvent(EventType.SCHEDULED, 2.5, {"step": 9, "cached_tokens": 4, "blocks": 2}),
+        ],
     )
     traces.note([scheduled], now=3.0)
     assert exported.get_finished_spans() == ()
@@ -44,7 +48,8 @@ def test_events_stand_at_the_engines_times_and_the_finish_ends_the_span(exported
     queued, planned, end = span.events
     assert planned.timestamp - queued.timestamp == 1_500_000_000
     assert span.end_time - queued.timestamp == 3_000_000_000
-    assert planned.attributes == {"prompt_tokens": 10, "cached_tokens": 4}
+    assert queued.attributes == {"position": 3, "waiting_tokens_ahead": 70}
+    assert planned.attributes == {"step": 9, "cached_tokens": 4, "blocks": 2}
     assert end.attributes == {"reason": "stop", "stop_token_id": 2}
     assert f"{span.context.trace_id:032x}" == TRACE_ID
 

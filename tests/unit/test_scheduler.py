@@ -106,9 +106,13 @@ def test_queue_is_limited_in_tokens_too() -> None:
     assert reasons == [None, "QUEUE_FULL", None, "QUEUE_FULL"]
 
 
-def test_queued_event_carries_the_time() -> None:
-    output = make_scheduler().add_request(make_request(1, 3), 7.5)
-    assert output.events == [(EventType.QUEUED, 7.5)]
+def test_queued_event_carries_the_time_and_what_is_ahead() -> None:
+    scheduler = make_scheduler()
+    first = scheduler.add_request(make_request(1, 3), 7.5)
+    assert first.events == [(EventType.QUEUED, 7.5, {"position": 0, "waiting_tokens_ahead": 0})]
+    scheduler.add_request(make_request(2, 4), 7.5)
+    third = scheduler.add_request(make_request(3, 5), 8.5)
+    assert third.events == [(EventType.QUEUED, 8.5, {"position": 2, "waiting_tokens_ahead": 7})]
 
 
 def test_nobody_takes_the_place_of_a_request_just_preempted() -> None:
@@ -140,7 +144,11 @@ def test_first_output_tells_of_the_prefill_and_later_ones_are_plain() -> None:
     first = engine.step()[2]
     assert first.prefill is not None
     assert (first.prefill.num_prompt_tokens, first.prefill.num_cached_tokens) == (9, 8)
-    assert first.events == [(EventType.SCHEDULED, 3.0), (EventType.FIRST_TOKEN, 3.0)]
+    assert first.events == [
+        # Step 1 was that of the first request, and step 2 told the workers of its end.
+        (EventType.SCHEDULED, 3.0, {"step": 3, "cached_tokens": 8, "blocks": 3}),
+        (EventType.FIRST_TOKEN, 3.0, {"step": 3}),
+    ]
     assert not first.is_plain_token
     assert engine.step()[2].is_plain_token
 
@@ -166,7 +174,9 @@ def test_prefill_of_a_preempted_request_is_that_of_its_first_schedule() -> None:
     for _ in range(3):
         assert 2 not in engine.step()
     output = engine.step()[2]
-    assert EventType.RESUMED in [event for event, _ in output.events]
+    found = {event.type: event.facts for event in output.events}
+    assert found[EventType.PREEMPTED]["computed_tokens_lost"] > found[EventType.RESUMED]["computed_tokens_lost"] >= 0
+    assert 0 < found[EventType.PREEMPTED]["step"] < found[EventType.RESUMED]["step"]
     assert engine.scheduler.stats().preempted_hit_tokens > 0
     assert output.prefill is not None
     assert (output.prefill.num_prompt_tokens, output.prefill.num_cached_tokens) == (5, 0)

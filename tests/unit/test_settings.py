@@ -56,6 +56,8 @@ def test_settings_are_frozen():
         (["--port", "x"], "--port"),
         (["--port", "-1"], "--port"),
         (["--nonsense", "1"], "nonsense"),
+        (["--otlp-endpoint", "collector:4317"], "--otlp-endpoint"),
+        (["--otlp-protocol", "http/json"], "--otlp-protocol"),
         (["--log-level", "LOUD"], "--log-level"),
         (["--engine-endpoints", " , "], "at least one"),
         (["--engine-endpoints", "a:1,a:1"], "listed twice"),
@@ -213,3 +215,14 @@ def test_a_default_for_a_library_does_not_overrule_the_operator(monkeypatch: pyt
     assert not set_default_variable("OPERATORS_CHOICE", "ours")
     assert set_default_variable("NOBODYS_CHOICE", "ours")
     assert (os.environ["OPERATORS_CHOICE"], os.environ["NOBODYS_CHOICE"]) == ("theirs", "ours")
+
+
+def test_a_protocol_of_traces_that_is_not_spoken_is_named_with_its_variable_where_traces_go(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json")
+    assert not load().exports_traces
+    assert load("--otlp-endpoint", "http://c:4317", "--otlp-protocol", "grpc").trace_protocol == "grpc"
+    with pytest.raises(SystemExit):
+        load("--otlp-endpoint", "http://c:4317")
+    assert "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL: 'http/json' is not grpc or http/protobuf" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Whether a request may be queued at all. Pure; the only place where "never fits" is decided."""
+"""Whether a request may be queued at all, and behind what. Pure; the only place where "never fits" is decided."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
 from engine_core.scheduler.output import RequestError
-from engine_core.scheduler.request import Request
+from engine_core.scheduler.request import EventType, Request, RequestEvent
 from engine_core.scheduler.request_queue import RequestQueue
 from engine_core.scheduler.scheduler_config import SchedulerConfig
 
@@ -32,6 +32,12 @@ def admission_error(
     if num_queued_requests and num_queued_tokens + request.num_tokens > config.max_queued_tokens:
         return _queue_full(f"{num_queued_tokens} tokens are queued; the limit is {config.max_queued_tokens}")
     return None
+
+
+def queued_event(queues: Sequence[RequestQueue], now: float) -> RequestEvent:
+    """It is about to join them. Under a policy other than FCFS later ones may pass it, and it may pass some."""
+    facts = {"position": sum(map(len, queues)), "waiting_tokens_ahead": sum(queue.num_tokens for queue in queues)}
+    return RequestEvent(EventType.QUEUED, now, facts)
 
 
 def _queue_full(message: str) -> RequestError:

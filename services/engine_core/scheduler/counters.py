@@ -50,10 +50,10 @@ class SchedulerCounters:
         self.num_cached_prompt_tokens += prefill.num_cached_tokens
         return prefill
 
-    def note_first_token(self, request: Request, now: float) -> PrefillStats:
+    def note_first_token(self, request: Request, now: float, step: int) -> PrefillStats:
         """The prompt of a request is computed, and has brought a token."""
         request.first_token_time = now
-        request.events.append((EventType.FIRST_TOKEN, now))
+        request.note_event(EventType.FIRST_TOKEN, now, step)
         return self.count_prefill(request)
 
     def note_end(self, request: Request, error: RequestError | None) -> None:

@@ -12,9 +12,9 @@ from engine_core.kv_cache.kv_cache_manager import BlockIds
 from engine_core.scheduler.pooling import PoolingParams
 from engine_core.scheduler.request import (
     NO_LOGPROBS,
-    EventType,
     LogprobsParams,
     Request,
+    RequestEvent,
     RequestKey,
     RequestStatus,
     SamplingParams,
@@ -190,7 +190,7 @@ class EngineCoreOutput:
     new_token_ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
     # (event, seconds of the engine's monotonic clock)
-    events: list[tuple[EventType, float]] = field(default_factory=list)
+    events: list[RequestEvent] = field(default_factory=list)
     prefill: PrefillStats | None = None
     # One row for each new token.
     logprobs: PackedLogprobs | None = None

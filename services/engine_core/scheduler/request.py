@@ -6,7 +6,9 @@ Owner: the busy-loop thread, once the request was added. Transitions are data; a
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine_core.scheduler.grammar import Grammar, GrammarSpec
 from engine_core.scheduler.pooling import PoolingParams
@@ -51,6 +53,14 @@ class EventType(enum.Enum):
     # Scheduled again after a preemption.
     RESUMED = enum.auto()
     FIRST_TOKEN = enum.auto()
+
+
+class RequestEvent(NamedTuple):
+    """When it happened, in seconds of the engine's clock, and in numbers what a trace tells of it."""
+
+    type: EventType
+    time: float
+    facts: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +166,8 @@ class Request:
     first_step: int = 0
     last_step: int = 0
     num_preemptions: int = 0
+    # Tokens that were computed when it was preempted last.
+    num_lost_tokens: int = 0
     queued_time: float = 0.0
     # The first scheduling, the first token, the newest token.
     scheduled_time: float = 0.0
@@ -168,13 +180,20 @@ class Request:
     stop_token_id: int | None = None
     # Prompt positions whose log-probabilities were sent; a recompute after a preemption brings them again.
     num_prompt_logprobs: int = 0
-    # (event, time) not told to the frontend yet; they travel with the next output.
-    events: list[tuple[EventType, float]] = field(default_factory=list)
+    # Not told to the frontend yet; they travel with the next output.
+    events: list[RequestEvent] = field(default_factory=list)
+    # Of the trace that it is a part of, for logs; empty = of none.
+    trace_id: str = ""
     # Output tokens this request came with.
     num_resumed_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_resumed_tokens = len(self.output_token_ids)
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What every line about it carries."""
+        return {"request_id": self.request_id, **({"trace_id": self.trace_id} if self.trace_id else {})}
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -236,6 +255,16 @@ class Request:
         if start >= num_prompt:
             return self.output_token_ids[start - num_prompt : end - num_prompt]
         return self.prompt_token_ids[start:] + self.output_token_ids[: end - num_prompt]
+
+    def note_event(self, event: EventType, now: float, step: int, **facts: int) -> None:
+        """It happened while this step was planned or taken in."""
+        self.events.append(RequestEvent(event, now, {"step": step, **facts}))
+
+    def note_preempted(self, now: float, step: int) -> None:
+        """Nothing of it is computed any more."""
+        self.num_lost_tokens, self.num_computed_tokens = self.num_computed_tokens, 0
+        self.num_preemptions += 1
+        self.note_event(EventType.PREEMPTED, now, step, computed_tokens_lost=self.num_lost_tokens)
 
     def set_status(self, status: RequestStatus) -> None:
         if status not in TRANSITIONS[self.status]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from engine_core.kv_cache.block_hash import BlockHasher
 from engine_core.kv_cache.kv_cache_manager import BlockIds, KVCacheManager
 from engine_core.kv_cache.prefix_lookup import PrefixHit
-from engine_core.scheduler.admission import admission_error
+from engine_core.scheduler.admission import admission_error, queued_event
 from engine_core.scheduler.counters import SchedulerCounters
 from engine_core.scheduler.deadlines import Deadlines
 from engine_core.scheduler.integrity import broken_invariants
@@ -75,11 +75,12 @@ class Scheduler:
             return EngineCoreOutput(request.key, finish=Finish(FinishReason.REJECTED, error=error))
         self._blocks.extend_hashes(request)
         request.queued_time = now
+        queued = queued_event((self.waiting, self.skipped_waiting), now)
         self.requests[request.key] = request
         self.waiting.append(request)
         self._deadlines.push(request)
         self._deadlines.forget_ended(self.requests)
-        return EngineCoreOutput(request.key, events=[(EventType.QUEUED, now)])
+        return EngineCoreOutput(request.key, events=[queued])
 
     def finish_requests(self, keys: Iterable[RequestKey] | None, status: RequestStatus) -> list[EngineCoreOutput]:
         """End requests from outside, at once. None = all; unknown and ended keys are ignored."""
@@ -167,7 +168,7 @@ class Scheduler:
                 return block_ids
             plan.is_short_of_blocks = True
             must_wait = self._is_in_flight(self.running[-1]) or self._has_fences_to_wait_for(request)
-            if must_wait or self._preempt_last(now) is request:
+            if must_wait or self._preempt_last(now, plan.step) is request:
                 return None
 
     def _is_in_flight(self, request: Request) -> bool:
@@ -177,16 +178,14 @@ class Scheduler:
         """Blocks come back by themselves. For ever new ones, as windows make them, a request does not wait."""
         return request.last_step >= self._processed_step and self.kv_cache_manager.num_fenced_blocks > 0
 
-    def _preempt_last(self, now: float) -> Request:
+    def _preempt_last(self, now: float, step: int) -> Request:
         """Recompute later: blocks are freed, outputs are kept, and the request waits before those that never ran."""
         request = self.running.pop()
         if self._is_in_flight(request):
             raise InvariantViolation(f"request {request.key} was to be preempted during its step {request.last_step}")
         self._blocks.free(request)
         request.set_status(RequestStatus.PREEMPTED)
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
-        request.events.append((EventType.PREEMPTED, now))
+        request.note_preempted(now, step)
         self.counters.num_preemptions += 1
         self.waiting.put_back(request)
         return request
@@ -194,7 +193,7 @@ class Scheduler:
     def preempt_all(self, now: float) -> None:
         """Take the blocks of every running request; they are recomputed in the order they ran. No step is in flight."""
         while self.running:
-            self._preempt_last(now)
+            self._preempt_last(now, self._planned_step)
 
     def _admit_waiting(self, plan: StepPlan, now: float) -> None:
         while plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
@@ -229,13 +228,15 @@ class Scheduler:
         if self.kv_cache_manager.pool.enable_caching:
             self.counters.count_prefix_lookup(request, num_computed_tokens)
         if request.was_scheduled:
-            request.events.append((EventType.RESUMED, now))
+            num_lost = max(0, request.num_lost_tokens - num_computed_tokens)
+            request.note_event(EventType.RESUMED, now, plan.step, computed_tokens_lost=num_lost)
             plan.add_resumed(request.key, block_ids, num_computed_tokens, num_new_tokens)
         else:
             # A resumed generation may hit blocks of its own output as well.
             request.num_cached_tokens = min(num_computed_tokens, request.num_prompt_tokens)
             request.scheduled_time = now
-            request.events.append((EventType.SCHEDULED, now))
+            facts = {"cached_tokens": num_computed_tokens, "blocks": self.kv_cache_manager.num_blocks(request.key)}
+            request.note_event(EventType.SCHEDULED, now, plan.step, **facts)
             plan.add_new(NewRequestData.of(request, block_ids), num_new_tokens)
         request.set_status(RequestStatus.RUNNING)
         self._mark_computed(request, num_new_tokens, plan)
@@ -297,7 +298,7 @@ class Scheduler:
         request.last_token_time = now
         output = EngineCoreOutput(request.key)
         if len(request.output_token_ids) == request.num_resumed_tokens:
-            output.prefill = self.counters.note_first_token(request, now)
+            output.prefill = self.counters.note_first_token(request, now, self._processed_step)
         output.new_token_ids, status = append_tokens(request, token_ids, self.config.max_model_len)
         self.counters.num_generation_tokens += len(output.new_token_ids)
         if status is not None:

@@ -7,7 +7,7 @@ loop fills masks (maybe in several threads, one for each row) while nothing acce
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import xgrammar
@@ -17,6 +17,7 @@ from engine_core.scheduler.request import RequestKey
 logger = logging.getLogger(__name__)
 
 _EVERYTHING = -1
+NO_FIELDS: Mapping[str, str] = {}
 
 
 class GrammarState:
@@ -28,11 +29,13 @@ class GrammarState:
         eos_token_ids: Sequence[int],
         resumed_token_ids: Sequence[int],
         on_done: Callable[[RequestKey], None],
+        log_fields: Mapping[str, str] = NO_FIELDS,
     ) -> None:
         self._key = key
         self._eos_token_ids = list(eos_token_ids)
         self._resumed_token_ids = list(resumed_token_ids)
         self._on_done = on_done
+        self._log_fields = log_fields
         self._matcher: xgrammar.GrammarMatcher | None = None
         self._error: str | None = None
         self._is_broken = False
@@ -90,7 +93,7 @@ class GrammarState:
             return bool(self._matcher.accept_token(token_id))
         except RuntimeError:
             # The library's own check failed: this request ends, and no other.
-            logger.exception("request %s: the grammar matcher failed", self._key)
+            logger.exception("the grammar matcher failed", extra=self._log_fields)
             return False
 
     def fill(self, words: np.ndarray, row: int) -> None:
@@ -100,6 +103,6 @@ class GrammarState:
                 self._matcher.fill_next_token_bitmask(words, row)
         except RuntimeError:
             # As above: let any token through now, and refuse it then.
-            logger.exception("request %s: the grammar matcher failed", self._key)
+            logger.exception("the grammar matcher failed", extra=self._log_fields)
             self._is_broken = True
             words[row] = _EVERYTHING

@@ -50,8 +50,9 @@ class StructuredOutputManager:
 
     def start(self, request: Request, spec: GrammarSpec) -> None:
         """Give the request its grammar, and start the compile of it."""
+        eos_token_ids = sorted(request.stop.eos_token_ids)
         state = GrammarState(
-            request.key, sorted(request.stop.eos_token_ids), request.output_token_ids, self._on_grammar_done
+            request.key, eos_token_ids, request.output_token_ids, self._on_grammar_done, request.log_fields
         )
         request.grammar = state
         self._compiler.start(spec, state)

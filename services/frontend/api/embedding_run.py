@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frontend.api.answering import HasMetadata, caller_of, client_class_of, rank_of
+from frontend.call_trace import name_call
 from frontend.chat.preparation import with_fields
 from frontend.generation import Generation
 from frontend.generation_events import ChoiceFinished, FinishReason, Usage
@@ -81,6 +82,7 @@ class EmbeddingRun:
         return Embedded(model.facts.model, vectors)
 
     async def _embed_all(self, asked: PooledPrompts) -> list[Vector]:
+        name_call(self.request_id)
         failed: list[StepwireError] = []
         try:
             async with asyncio.TaskGroup() as group:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -45,7 +46,10 @@ _SERVER_FAULTS = frozenset(
 
 
 class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic for type checkers only
-    """Leaves every other method alone."""
+    """Leaves every other method alone. `server_address` is what callers know this server by."""
+
+    def __init__(self, server_address: str) -> None:
+        self._server_address = server_address
 
     async def intercept_service(
         self,
@@ -60,22 +64,29 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] 
         behaviour = getattr(handler, kind)
 
         async def traced(request: object, context: Context) -> object:
-            with _span(method, context):
+            with _span(method, context, self._server_address):
                 return await behaviour(request, context)
 
         # A handler is a named tuple, which the stubs do not know.
         return cast(Handler, cast(Any, handler)._replace(**{kind: traced}))
 
 
+def address_of(peer: str) -> str:
+    """The address in what gRPC calls a peer, without kind and port; as it is where it has none."""
+    kind, _, rest = peer.partition(":")
+    return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer
+
+
 @contextmanager
-def _span(method: str, context: Context) -> Iterator[None]:
+def _span(method: str, context: Context, server_address: str) -> Iterator[None]:
     service, _, name = method.removeprefix("/").partition("/")
     attributes = {
         "gen_ai.operation.name": OPERATIONS[method],
         "rpc.system": "grpc",
         "rpc.service": service,
         "rpc.method": name,
-        "client.address": context.peer(),
+        "server.address": server_address,
+        "client.address": address_of(context.peer()),
     }
     parent = tracing.extract(context.invocation_metadata() or ())
     ending = RpcEnding()

@@ -27,6 +27,7 @@ from frontend.input_processor.stopping import check_stop, resolve_max_tokens, re
 from frontend.input_processor.structured_output import check_structured_output
 from frontend.input_processor.unsupported import refuse_unsupported
 from frontend.text_times import TextTimes
+from frontend.tokenize_trace import trace_tokenize
 from frontend.tokenizer import Tokenizer
 from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2
@@ -130,7 +131,12 @@ class InputProcessor:
         """
         draft = self._begin(request, request_id, client_class, deadline_in_s, pooling)
         encode = partial(self._encode, draft)
-        return self._complete(draft, await self.in_thread(encode) if draft.needs_tokenizer else encode())
+        if not draft.needs_tokenizer:
+            return self._complete(draft, encode())
+        began = time.monotonic()
+        encoded = await self.in_thread(encode)
+        trace_tokenize(time.monotonic() - began, len(encoded.prompt_token_ids))
+        return self._complete(draft, encoded)
 
     def process_now(self, request: generation_service_pb2.GenerateRequest, *, request_id: str) -> ProcessedRequest:
         """The same for a caller without an event loop: everything happens in its own thread."""

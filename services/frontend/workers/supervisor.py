@@ -10,6 +10,7 @@ import logging
 import signal
 import sys
 import time
+import uuid
 
 from frontend.config import FrontendSettings
 from frontend.event_loop import loop_factory
@@ -21,8 +22,10 @@ from frontend.workers.reserved_port import ReservedPort
 from frontend.workers.settings_of_workers import settings_of
 from frontend.workers.supervised_metrics import SupervisedMetrics
 from frontend.workers.worker_handle import ALIVE_S, WorkerHandle
+from stepwire import tracing
 from stepwire.listen_address import BindError, join
 from stepwire.metrics import serve_http
+from stepwire.startup_trace import StartupTrace
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +75,8 @@ class Supervisor:
         self._is_hurried = False
         self._has_failed = False
         self._has_started = False
+        self._end_tracing = tracing.start("stepwire-frontend", uuid.uuid4().hex, settings)
+        self._startup_trace = StartupTrace()
         self._last_tick = time.monotonic()
         self._metrics_port, self._close_metrics = serve_http(
             settings.metrics_port,
@@ -108,6 +113,8 @@ class Supervisor:
         await asyncio.to_thread(self._close_metrics)
         for port in self._ports:
             port.close()
+        self._startup_trace.end(is_serving=False)
+        await asyncio.to_thread(self._end_tracing)
         logger.info("stopped")
         return int(self._has_failed)
 
@@ -141,7 +148,9 @@ class Supervisor:
             backoff_s, is_replacement = min(2 * backoff_s, MAX_BACKOFF_S), True
 
     async def _run_worker(self, number: int, role: Role) -> int:
-        worker = await WorkerHandle.start(role, settings_of(number, self._settings))
+        # What is started later, in the place of another, belongs to no start of the whole.
+        environment = {} if self._has_started else self._startup_trace.environment
+        worker = await WorkerHandle.start(role, settings_of(number, self._settings), environment)
         self._workers[number] = worker
         logger.info("worker %d is process %d", number, worker.process.pid)
         if self._stop.is_set():
@@ -176,6 +185,7 @@ class Supervisor:
             self._settings = self._settings.model_copy(update={"admin_port": admin_port})
         if not self._has_started and sum(one.is_listening for one in self._workers.values()) == self._settings.workers:
             self._has_started = True
+            self._startup_trace.end(is_serving=True)
             self._say_where()
 
     def _say_where(self) -> None:

@@ -37,13 +37,14 @@ class WorkerHandle:
         self.snapshot: Snapshot = []
 
     @classmethod
-    async def start(cls, role: Role, settings: FrontendSettings) -> WorkerHandle:
-        """A new interpreter, never a copy of this one: gRPC does not survive a fork."""
+    async def start(cls, role: Role, settings: FrontendSettings, environment: Mapping[str, str]) -> WorkerHandle:
+        """A new interpreter, never a copy of this one: gRPC does not survive a fork. `environment` is added to ours."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "frontend.workers.worker", str(theirs.fileno()),
-                stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=environment_without_settings(),
+                stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
+                env={**environment_without_settings(), **environment},
             )  # fmt: skip
         channel = await ControlChannel.open(ours)
         channel.send({"role": asdict(role), "settings": settings.model_dump(mode="json")})

@@ -27,6 +27,7 @@ from frontend.llm_frontend import LLMFrontend
 from frontend.metrics import FrontendMetrics
 from stepwire import __version__
 from stepwire.errors import RequestFailedError
+from stepwire.listen_address import known_as
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def build_app(frontend: LLMFrontend, metrics: FrontendMetrics, is_ready: Callabl
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(Exception, _unexpected)
-    return CountingMiddleware(TracingMiddleware(app), metrics)
+    return CountingMiddleware(TracingMiddleware(app, known_as(frontend.settings.host)), metrics)
 
 
 def _describe_bodies(app: FastAPI, body_types: list[Any]) -> None:

@@ -14,6 +14,7 @@ from frontend.api.openai_http.chat_body import ChatBody
 from frontend.api.openai_http.chat_run import ChatRun
 from frontend.api.openai_http.completion_body import CompletionBody
 from frontend.api.openai_http.completion_run import CompletionRun
+from frontend.call_trace import name_call
 from frontend.llm_frontend import LLMFrontend
 from stepwire.errors import InvalidRequestError
 
@@ -47,6 +48,7 @@ class GenerationRoutes:
         limit = self._frontend.settings.max_concurrent_requests
         if len(requests) > limit:
             raise InvalidRequestError.of_field("prompt", f"{len(requests)} prompts are more than the limit of {limit}")
+        name_call(request_id)
         ids = [request_id] if len(requests) == 1 else [f"{request_id}-{index}" for index in range(len(requests))]
         runs = [
             CompletionRun(self._frontend, call, own_id, index * num_choices, request)

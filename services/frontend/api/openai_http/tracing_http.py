@@ -21,10 +21,11 @@ _SERVER_FAULT = 500
 
 
 class TracingMiddleware:
-    """Around the application; leaves every other path alone."""
+    """Around the application; leaves every other path alone. `server_address` is what callers know this server by."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, server_address: str) -> None:
         self._app = app
+        self._server_address = server_address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in OPERATIONS:
@@ -38,7 +39,7 @@ class TracingMiddleware:
                 status = message["status"]
             await send(message)
 
-        with start_request_span(tracing.extract(_headers(scope)), _attributes(scope)) as span:
+        with start_request_span(tracing.extract(_headers(scope)), _attributes(scope, self._server_address)) as span:
             try:
                 await self._app(scope, receive, watched)
             finally:
@@ -51,11 +52,12 @@ def _headers(scope: Scope) -> list[tuple[str, str]]:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
 
 
-def _attributes(scope: Scope) -> dict[str, str]:
+def _attributes(scope: Scope, server_address: str) -> dict[str, str]:
     client = scope.get("client")
     return {
         "gen_ai.operation.name": OPERATIONS[scope["path"]],
         "http.request.method": scope["method"],
         "url.path": scope["path"],
+        "server.address": server_address,
         "client.address": client[0] if client else "",
     }
