@@ -51,11 +51,12 @@ struct DecodeState {
   }
 };
 
-// Rows of the cache that are read soon come near, a few lines at a time.
+// Rows of the cache that are read soon come near, a few lines at a time: into the cache of the second level, since that
+// of the first can wait for a few lines only, and memory is further away than that.
 template <typename T>
 inline void prefetch_rows(const void* cache, int64_t row, int64_t count, int64_t dim) {
   const char* from = (const char*)((const T*)cache + row * dim);
-  for (int64_t at = 0; at < count * dim * (int64_t)sizeof(T); at += 64) __builtin_prefetch(from + at);
+  for (int64_t at = 0; at < count * dim * (int64_t)sizeof(T); at += 64) __builtin_prefetch(from + at, 0, 2);
 }
 
 }  // namespace

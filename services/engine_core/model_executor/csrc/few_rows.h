@@ -25,6 +25,17 @@ inline __attribute__((always_inline)) void store_result(
   store_some((T*)p.out + row * p.columns + column, total, count);
 }
 
+// totals: [rows, vectors], for the columns from `column` on. Not inline: it would be most of each kernel's code.
+template <typename T>
+__attribute__((noinline)) void store_results(
+    const PackedProduct& p, int64_t row, int64_t rows, int64_t column, int64_t vectors, const Vec* totals) {
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t v = 0; v < vectors; v++) {
+      const int64_t at = column + v * kWidth, count = smaller(kWidth, p.columns - at);
+      if (count > 0) store_result<T>(p, row + i, at, totals[i * vectors + v], count);
+    }
+}
+
 // One vector of a panel: for each column as many numbers of its depth as lie side by side.
 template <typename T>
 struct Stream {
@@ -55,57 +66,82 @@ struct Stream<bfloat16> {
   }
 };
 
+// What is fetched while a block of rows is multiplied: `step` bytes further on for each step along the depth.
+struct Ahead {
+  const char* from;
+  int64_t step;
+};
+
 // `vectors` vectors of columns of a panel, from column `first` of it on, for `rows` rows from `row` on.
 template <typename T, int rows, int vectors>
-void multiply_columns(const PackedProduct& p, int64_t panel, int64_t first, int64_t row) {
+__attribute__((noinline)) void multiply_columns(
+    const PackedProduct& p, int64_t panel, int64_t first, int64_t row, Ahead ahead) {
   typedef Stream<T> S;
   const int64_t step = p.panel_columns * S::kDepth;
   const T* weight = panel_of<T>(p, panel) + first * S::kDepth;
   const T* x = (const T*)p.x + row * p.depth;
   Vec totals[rows][vectors] = {};
-  for (int64_t k = 0; k < p.depth; k += S::kDepth, weight += step) {
+  for (int64_t k = 0; k < p.depth; k += S::kDepth, weight += step, ahead.from += ahead.step) {
     typename S::Numbers numbers[vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++) {
-      __builtin_prefetch((const char*)(weight + v * kWidth * S::kDepth) + kAhead);
+      __builtin_prefetch(ahead.from + v * 64);
       numbers[v] = S::numbers(weight + v * kWidth * S::kDepth);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int i = 0; i < rows; i++) {
       const typename S::Factor factor = S::factor(x + i * p.depth + k, p.depth - k);
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; v++) totals[i][v] = S::add(totals[i][v], factor, numbers[v]);
     }
   }
+  // A copy: what a pointer is taken of would not stay in registers.
+  Vec results[rows][vectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-  for (int v = 0; v < vectors; v++) {
-    const int64_t column = panel * p.panel_columns + first + v * kWidth, count = smaller(kWidth, p.columns - column);
-#pragma GCC unroll 4
-    for (int i = 0; i < rows; i++)
-      if (count > 0) store_result<T>(p, row + i, column, totals[i][v], count);
-  }
+    for (int v = 0; v < vectors; v++) results[i][v] = totals[i][v];
+  store_results<T>(p, row, rows, panel * p.panel_columns + first, vectors, results[0]);
 }
 
 template <typename T, int rows>
-void multiply_panel(const PackedProduct& p, int64_t panel, int64_t row) {
-  int64_t first = 0;
-  for (; first + 4 * kWidth <= p.panel_columns; first += 4 * kWidth) multiply_columns<T, rows, 4>(p, panel, first, row);
-  for (; first + 2 * kWidth <= p.panel_columns; first += 2 * kWidth) multiply_columns<T, rows, 2>(p, panel, first, row);
-  for (; first < p.panel_columns; first += kWidth) multiply_columns<T, rows, 1>(p, panel, first, row);
+void multiply_panel(const PackedProduct& p, int64_t panel, int64_t row, Ahead ahead) {
+  for (int64_t first = 0, vectors; first < p.panel_columns; first += vectors * kWidth) {
+    const int64_t rest = (p.panel_columns - first) / kWidth;
+    const Ahead here{ahead.from + first * 4, ahead.step};
+    vectors = rest >= 4 ? 4 : rest >= 2 ? 2 : 1;
+    if (vectors == 4) multiply_columns<T, rows, 4>(p, panel, first, row, here);
+    if (vectors == 2) multiply_columns<T, rows, 2>(p, panel, first, row, here);
+    if (vectors == 1) multiply_columns<T, rows, 1>(p, panel, first, row, here);
+  }
+}
+
+// For at most `most` rows.
+template <typename T, int most>
+void multiply_rows(const PackedProduct& p, int64_t panel, int64_t row, int64_t rows, Ahead ahead) {
+  if constexpr (most > 1)
+    if (rows < most) return multiply_rows<T, most - 1>(p, panel, row, rows, ahead);
+  multiply_panel<T, most>(p, panel, row, ahead);
 }
 
 template <typename Product, typename T>
 struct FewRows {
-  static constexpr int64_t kMost = 4, kMostOfLayers = 4;
+  static constexpr int64_t kMost = 1024, kMostOfLayers = 1024;
+  // With four vectors of columns: their sums and what those are made of just fit the registers.
+  static constexpr int64_t kRows = 6;
 
   static void multiply(const PackedProduct& p, int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; panel++) {
-      int64_t row = 0;
-      for (; row + 4 <= p.rows; row += 4) multiply_panel<T, 4>(p, panel, row);
-      if (p.rows - row == 3) multiply_panel<T, 3>(p, panel, row);
-      if (p.rows - row == 2) multiply_panel<T, 2>(p, panel, row);
-      if (p.rows - row == 1) multiply_panel<T, 1>(p, panel, row);
-    }
+    const int64_t blocks = (p.rows + kRows - 1) / kRows;
+    const int64_t bytes = p.panel_depth * p.panel_columns * sizeof(T), step = p.panel_columns * 4 / blocks;
+    for (int64_t panel = begin; panel < end; panel++)
+      // Blocks alike: a single row left over would take as long as four.
+      for (int64_t block = 0; block < blocks; block++) {
+        const int64_t row = p.rows * block / blocks, rows = p.rows * (block + 1) / blocks - row;
+        // The first block of a panel reads it from memory. Would the others leave memory idle, it would be the slowest:
+        // each fetches its share of the next panel.
+        const char* ahead = (const char*)panel_of<T>(p, panel) + (blocks > 1 ? bytes + bytes * block / blocks : kAhead);
+        multiply_rows<T, kRows>(p, panel, row, rows, {ahead, step});
+      }
   }
 };
 
