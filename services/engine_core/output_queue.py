@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine_core.messages import EngineCoreDead, OutputMessage
+from engine_core.messages import EngineCoreDead, OutputMessage, Pong
 from engine_core.output_frames import size_of_all
 from engine_core.reason_counter import ReasonCounter
 from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs
@@ -106,7 +106,7 @@ class Outbox:
         return is_late or self._is_cut or sum(map(_num_bytes, waiting)) > self._max_bytes
 
     def take(self) -> list[OutputMessage] | None:
-        """Wait for messages and take them all, outputs merged; None = the end."""
+        """Wait for messages and take them all, pongs first and outputs merged; None = the end."""
         while not self._is_done:
             self._wake_ups.get()
             while not self._wake_ups.empty():
@@ -115,7 +115,8 @@ class Outbox:
             if messages:
                 together = coalesce(messages)
                 self._coalesced.add(BATCHES, len(messages) - len(together))
-                return together
+                # A frontend that is behind must not take the time that much output needs for the engine's silence.
+                return sorted(together, key=_is_no_pong)
         return None
 
     def _take_waiting(self) -> list[OutputMessage]:
@@ -214,6 +215,10 @@ class OutputQueue:
     def _snapshot(self) -> list[Outbox]:
         with self._lock:
             return list(self._outboxes.values())
+
+
+def _is_no_pong(message: OutputMessage) -> bool:
+    return not isinstance(message, Pong)
 
 
 def coalesce(messages: list[OutputMessage]) -> list[OutputMessage]:
