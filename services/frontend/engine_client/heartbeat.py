@@ -1,8 +1,9 @@
 """Which pings are unanswered, and what that means. No clock and no I/O of its own: time is an argument.
 
 No pong of the I/O thread means that the connection is lost, unless other frames come: a pong may lie behind them,
-unread. Nor does silence count while this process could not have heard anything. No pong of the step loop while the I/O
-thread answers means that the engine is slow, not dead: it gets no new requests until it answers, whatever else it sends.
+unread. Nor does silence count while this process could not have heard anything. No pong of the step loop while the
+I/O thread answers means that the engine is slow, not dead: it gets no new requests until it answers, whatever else it
+sends.
 """
 
 from __future__ import annotations
