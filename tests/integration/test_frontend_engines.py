@@ -167,6 +167,7 @@ async def test_output_is_a_sign_of_life_where_pongs_do_not_come_and_silence_is_n
         failure = await stream.failure()
         assert (failure.reason, failure.info.metadata["kind"]) == ("ENGINE_DEAD", "heartbeat")
 
+
 async def test_end_of_stream_without_a_word_is_a_death(frontend: RunningFrontend, engine: FakeEngine):
     engine.may_step.clear()
     (stream,) = await open_streams(frontend, 1)
