@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine_core.messages import EngineCoreDead, OutputMessage
+from engine_core.messages import EngineCoreDead, OutputMessage, Pong
 from engine_core.output_frames import size_of_all
 from engine_core.reason_counter import ReasonCounter
 from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs
@@ -106,7 +106,7 @@ class Outbox:
         return is_late or self._is_cut or sum(map(_num_bytes, waiting)) > self._max_bytes
 
     def take(self) -> list[OutputMessage] | None:
-        """Wait for messages and take them all, outputs merged; None = the end."""
+        """Wait for messages and take them all, pongs first and outputs merged; None = the end."""
         while not self._is_done:
             self._wake_ups.get()
             while not self._wake_ups.empty():
@@ -114,7 +114,8 @@ class Outbox:
             messages = self._take_waiting()
             if messages:
                 self._coalesced.add(BATCHES, num_steps_behind(messages))
-                return coalesce(messages)
+                # A frontend that is behind must not take the time that much output needs for the engine's silence.
+                return sorted(coalesce(messages), key=_is_no_pong)
         return None
 
     def _take_waiting(self) -> list[OutputMessage]:
@@ -222,6 +223,10 @@ def num_steps_behind(messages: list[OutputMessage]) -> int:
     batches = [message for message in messages if isinstance(message, EngineCoreOutputs)]
     steps = {batch.step for batch in batches if any(output.new_token_ids for output in batch.outputs)}
     return max(0, len(steps) - 1)
+
+
+def _is_no_pong(message: OutputMessage) -> bool:
+    return not isinstance(message, Pong)
 
 
 def coalesce(messages: list[OutputMessage]) -> list[OutputMessage]:

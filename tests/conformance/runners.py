@@ -21,6 +21,7 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 
 import skips
+from stepwire.v1 import admin_service_pb2 as admin
 from stepwire.v1 import chat_service_pb2 as chat
 from stepwire.v1 import generation_service_pb2 as generation
 from stepwire.v1 import model_service_pb2 as models
@@ -87,7 +88,7 @@ class Runner:
         answer = self._process.stdout.readline()
         assert answer, f"the {self.name} runner has ended with code {self._process.wait()}"
         fields = json.loads(answer)
-        messages = [ParseDict(message, RESPONSES[method]()) for message in fields.pop("messages")]
+        messages = [ParseDict(message, _response_class(method)()) for message in fields.pop("messages")]
         return Reply(messages=messages, **fields)
 
     def process_id(self) -> int:
@@ -110,6 +111,11 @@ class Runner:
     ) -> None:
         code = self.close()
         assert error is not None or code == 0, f"the {self.name} runner ended with code {code}"
+
+
+def _response_class(method: str) -> type[Message]:
+    service, name = method.split("/")
+    return getattr(admin, f"{name}Response") if service == "AdminService" else RESPONSES[method]
 
 
 def _python(script: str) -> list[str]:

@@ -185,7 +185,7 @@ ROWS = {
     ),
 }
 
-ADMIN = "operations on engines, admin port only"
+ADMIN = "operations on engines, admin port only: test_admin_errors"
 ENGINES = "between frontend and engine; a client of the public port sees ENGINE_STARTING or ENGINE_DEAD"
 NOT_SEEN = {
     "SLOW_CLIENT": "has a test of its own here",

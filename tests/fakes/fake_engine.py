@@ -75,6 +75,7 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
         )
         # What the test may change at any time.
         self.answers_pings = True
+        # The others may get their pongs without it.
         self.answers_step_loop_pings = True
         self.tokens_per_step = 1
         # What it says in its stats instead of the truth.

@@ -157,7 +157,7 @@ class FakeEngineSession:
 
     async def _answer(self, ping: pb.Ping) -> None:
         engine = self._engine
-        if engine.answers_step_loop_pings if ping.through_step_loop else engine.answers_pings:
+        if engine.answers_pings and (engine.answers_step_loop_pings or not ping.through_step_loop):
             pong = pb.Pong(
                 nonce=ping.nonce,
                 through_step_loop=ping.through_step_loop,

@@ -150,6 +150,24 @@ async def test_engine_that_answers_no_ping_is_dropped(engine: FakeEngine, tmp_pa
         assert (failure.reason, failure.info.metadata["kind"]) == ("ENGINE_DEAD", "heartbeat")
 
 
+async def test_output_is_a_sign_of_life_where_pongs_do_not_come_and_silence_is_not(engine: FakeEngine, tmp_path):
+    timeout_s = 1.0
+    engine.ready.ping_interval_ms, engine.ready.ping_timeout_ms = 100, int(1000 * timeout_s)
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path) as running:
+        await running.wait_for_health(SERVING)
+        engine.may_step.clear()
+        output = common_pb2.OutputOptions(token_ids=True)
+        stream = running.stream(request(max_tokens=4000, output=output))
+        await stream.next()
+        engine.answers_pings = False
+        began = time.monotonic()
+        while time.monotonic() < began + 2 * timeout_s:
+            engine.sessions[0].send_outputs([engine.adds[0].handle], [5])
+            assert (await stream.next()).HasField("delta")
+        failure = await stream.failure()
+        assert (failure.reason, failure.info.metadata["kind"]) == ("ENGINE_DEAD", "heartbeat")
+
+
 async def test_end_of_stream_without_a_word_is_a_death(frontend: RunningFrontend, engine: FakeEngine):
     engine.may_step.clear()
     (stream,) = await open_streams(frontend, 1)

@@ -46,6 +46,38 @@ def test_a_later_answer_stands_for_earlier_ones_of_its_kind():
     assert not heartbeat.is_stalled(STALL_S + 0.1)
 
 
+def test_any_frame_is_a_sign_of_life_but_not_of_the_step_loop():
+    heartbeat = Heartbeat(5, 15)
+    list(heartbeat.pings(0))
+    heartbeat.received()
+    heartbeat.heard(STALL_S + 1)
+    assert heartbeat.lost_at() == STALL_S + 16
+    assert heartbeat.is_stalled(STALL_S + 1)
+
+
+def test_an_engine_is_not_lost_while_a_frame_of_it_is_being_processed():
+    heartbeat = Heartbeat(5, 15)
+    list(heartbeat.pings(0))
+    heartbeat.received()
+    assert heartbeat.lost_at() == float("inf")
+    heartbeat.excuse(100, 200)
+    heartbeat.heard(200)
+    assert heartbeat.lost_at() == 215
+
+
+def test_time_in_which_nothing_could_be_heard_is_no_silence():
+    heartbeat = Heartbeat(5, 15)
+    heartbeat.excuse(3, 3)
+    list(heartbeat.pings(0))
+    assert heartbeat.lost_at() == 15
+    heartbeat.excuse(20, 20)
+    assert heartbeat.lost_at() == 35
+    # A frame that was read since then needs no excuse.
+    heartbeat.heard(30)
+    heartbeat.excuse(20, 31)
+    assert heartbeat.lost_at() == 46
+
+
 def test_slow_is_not_lost():
     heartbeat = Heartbeat(5, 15)
     for now in range(0, 40, 5):

@@ -127,6 +127,15 @@ def test_the_death_is_the_last_message_whatever_is_put_meanwhile(output_queue: O
     assert outbox.take() is None
 
 
+def test_a_pong_waits_behind_no_output(output_queue: OutputQueue) -> None:
+    outbox = output_queue.attach("s")
+    output_queue.put("s", batch(1, tokens(1, 10)))
+    for nonce in (1, 2):
+        output_queue.put("s", Pong(nonce, nonce == 2, 0))
+    output_queue.put_dead(DEAD)
+    assert outbox.take() == [Pong(1, False, 0), Pong(2, True, 0), batch(1, tokens(1, 10)), DEAD]
+
+
 def test_a_session_that_attaches_after_the_death_is_told_too(output_queue: OutputQueue) -> None:
     output_queue.put_dead(DEAD)
     outbox = output_queue.attach("late")

@@ -1,11 +1,14 @@
 """Which pings are unanswered, and what that means. No clock and no I/O of its own: time is an argument.
 
-No pong of the I/O thread means that the connection is lost. No pong of the step loop while the I/O thread answers
-means that the engine is slow, not dead: it gets no new requests until it answers.
+No pong of the I/O thread means that the connection is lost, unless other frames come: a pong may lie behind them,
+unread. Nor does silence count while this process could not have heard anything. No pong of the step loop while the
+I/O thread answers means that the engine is slow, not dead: it gets no new requests until it answers, whatever else it
+sends.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 
@@ -28,6 +31,20 @@ class Heartbeat:
         # (nonce, when sent), oldest first
         self._io: deque[tuple[int, float]] = deque()
         self._step_loop: deque[tuple[int, float]] = deque()
+        self._heard_at = -math.inf
+
+    def received(self) -> None:
+        """A frame has come: until `heard`, nobody listens for the next one."""
+        self._heard_at = math.inf
+
+    def heard(self, now: float) -> None:
+        """The frame is dealt with, and the next one is waited for."""
+        self._heard_at = now
+
+    def excuse(self, late_s: float, now: float) -> None:
+        """The event loop was so late: what came meanwhile may still be unread."""
+        if self._io and self._heard_at < math.inf:
+            self._heard_at = min(now, self._silent_since() + late_s)
 
     def pings(self, now: float) -> Iterator[pb.Ping]:
         """The pings of one interval: always through the I/O thread, every second time through the step loop as well."""
@@ -51,8 +68,11 @@ class Heartbeat:
         return sent
 
     def lost_at(self) -> float | None:
-        """When the connection counts as lost unless a pong arrives; None when no ping is unanswered."""
-        return self._io[0][1] + self._timeout_s if self._io else None
+        """When the connection counts as lost unless something arrives; None when no ping is unanswered."""
+        return self._silent_since() + self._timeout_s if self._io else None
+
+    def _silent_since(self) -> float:
+        return max(self._io[0][1], self._heard_at)
 
     def is_stalled(self, now: float) -> bool:
         """The step loop is silent for too long."""

@@ -120,7 +120,9 @@ class EngineSession:
                     raise self._end_of_stream()
                 if frame.WhichOneof("message") == "engine_dead":
                     raise to_death(frame.engine_dead)
+                self._heartbeat.received()
                 await self._receive(frame)
+                self._heartbeat.heard(time.monotonic())
         except grpc.aio.AioRpcError as error:
             raise to_loss("transport", self._boot_id, f"{error.code().name}: {error.details()}") from None
 
@@ -196,16 +198,18 @@ class EngineSession:
             return
 
     async def _ping(self) -> NoReturn:
-        next_ping = time.monotonic()
+        next_ping = wake_up = time.monotonic()
         while True:
             now = time.monotonic()
+            self._heartbeat.excuse(now - wake_up, now)
             if now >= next_ping:
                 self._send_pings(now)
                 next_ping = now + self._heartbeat.interval_s
             lost_at = self._heartbeat.lost_at()
             if lost_at is not None and now >= lost_at:
                 raise to_loss("heartbeat", self._boot_id, "it does not answer pings")
-            await asyncio.sleep(min(next_ping, lost_at or next_ping) - now)
+            wake_up = min(next_ping, lost_at or next_ping)
+            await asyncio.sleep(wake_up - now)
 
     def _send_pings(self, now: float) -> None:
         if self._said_goodbye:
