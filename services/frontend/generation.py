@@ -51,8 +51,11 @@ class Generation:
         pool: EnginePool,
         metrics_of: Callable[[str, str], ModelMetrics],
         deadline_in_s: float | None,
+        write_timeout_s: float,
     ) -> None:
         self.request_id = request_id
+        # For what is written when it has ended: until then `cut` bounds every write.
+        self.write_timeout_s = write_timeout_s
         self.caller = caller
         self.model = model
         self.collector: OutputCollector | None = None

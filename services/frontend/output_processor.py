@@ -140,7 +140,7 @@ class OutputProcessor:
         return self._forget(state) if state is not None else []
 
     def find_slow(self, *, max_unread_bytes: int, max_unread_s: float) -> list[OutputCollector]:
-        """Collectors whose handler leaves too much unread, or has read nothing for too long."""
+        """Collectors whose handler leaves too much unread, has read nothing for too long, or is stuck in a write."""
         limit = self._clock() - max_unread_s
         return [collector for collector in self._requests if _is_slow(collector, max_unread_bytes, limit)]
 
@@ -219,4 +219,7 @@ def _error_of(output: EngineOutput) -> StepwireError:
 
 def _is_slow(collector: OutputCollector, max_unread_bytes: int, oldest_allowed: float) -> bool:
     since = collector.oldest_unread_time
-    return since is not None and (collector.unread_bytes > max_unread_bytes or since < oldest_allowed)
+    if since is not None and (collector.unread_bytes > max_unread_bytes or since < oldest_allowed):
+        return True
+    # Behind the last output nothing is left to be unread.
+    return collector.busy_since is not None and collector.busy_since < oldest_allowed
