@@ -133,7 +133,9 @@ class ChoiceState:
         """Tokens to show, and the number of those to hide: the stop token, which the engine sends last."""
         if finish is None or finish.reason is not EngineFinishReason.STOP or self._include_stop or not token_ids:
             return token_ids, 0
-        return token_ids[:-1], 1
+        # A grammar may also end with a token of the text: without an end of sequence nothing follows to end it.
+        is_stop_token = finish.stop_token_id is not None or token_ids[-1] in self._eos_token_ids
+        return (token_ids[:-1], 1) if is_stop_token else (token_ids, 0)
 
     def _feed_all(self, token_ids: Sequence[int]) -> StopHit | None:
         """Take tokens up to the first stop string; what follows it is dropped and not counted."""

@@ -72,6 +72,17 @@ def test_end_of_sequence_is_named() -> None:
     assert news.stop_match == StopMatch(eos_token_id=0)
 
 
+@pytest.mark.parametrize(("eos_token_ids", "last"), [((), "}"), ((0,), "}"), ((0,), END)])
+def test_the_end_of_a_grammar_is_shown_and_only_an_end_of_sequence_is_hidden(eos_token_ids, last) -> None:
+    last_ids = [0] if last == END else ids(last)
+    outputs = [tokens(1, *ids("{1")), finish(1, STOP, *last_ids)]
+    choice = choice_of(eos_token_ids=eos_token_ids)
+    text, token_ids, news = run(choice, outputs)
+    assert (text, token_ids) == (("{1", ids("{1")) if last == END else ("{1}", ids("{1}")))
+    assert news.stop_match == (StopMatch(eos_token_id=0) if last == END else None)
+    assert choice.num_output_tokens == 3
+
+
 def test_end_inside_a_character_is_flushed() -> None:
     text, token_ids, _ = run(choice_of(), [finish(1, LENGTH, *ids(b"a\xf0\x9f"))])
     assert (text, token_ids) == ("a\ufffd", ids(b"a\xf0\x9f"))
