@@ -17,6 +17,7 @@ from frontend.generation_events import ChoiceFinished
 from frontend.input_processor.processed_request import ProcessedRequest
 from frontend.logprobs import PromptLogprobs
 from frontend.output_collector import OutputCollector
+from frontend.output_parsers.reasoning import ReasoningParser
 from frontend.parallel_sampling import RequestState
 from frontend.processing_failures import Stage, note_failure
 from frontend.request_stats import RequestStats
@@ -66,8 +67,16 @@ class OutputProcessor:
         """Choices that are live in an engine."""
         return len(self._choices)
 
-    def add_request(self, request: ProcessedRequest, handles: list[int]) -> OutputCollector:
-        """Register a request before it is submitted, one handle a choice. The handler must `close` what it gets."""
+    def add_request(
+        self,
+        request: ProcessedRequest,
+        handles: list[int],
+        new_reasoning: Callable[[], ReasoningParser | None] = lambda: None,
+    ) -> OutputCollector:
+        """Register a request before it is submitted, one handle a choice. The handler must `close` what it gets.
+
+        `new_reasoning` makes the parser of a choice in which stop strings do not count.
+        """
         stats = RequestStats(len(request.prompt_token_ids), request.arrival_time)
         collector = OutputCollector(
             len(handles),
@@ -77,8 +86,10 @@ class OutputProcessor:
             clock=self._clock,
         )
         state = RequestState(request.request_id, handles, collector, stats, _prompt_logprobs(request, handles[0]))
-        first = ChoiceState(request, 0, self._tokenizer)
-        others = [ChoiceState(request, choice, self._tokenizer, first) for choice in range(1, len(handles))]
+        first = ChoiceState(request, 0, self._tokenizer, reasoning=new_reasoning())
+        others = [
+            ChoiceState(request, choice, self._tokenizer, first, new_reasoning()) for choice in range(1, len(handles))
+        ]
         self._requests[collector] = state
         self._choices.update(
             (handle, (state, choice)) for handle, choice in zip(handles, (first, *others), strict=True)
