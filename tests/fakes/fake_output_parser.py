@@ -11,12 +11,18 @@ from frontend.output_parsers.interface import ContentDelta, OutputDelta, Reasoni
 class FakeOutputParser:
     def __init__(self, *, is_reasoning: bool = False) -> None:
         self.tool_calls = 0
+        self.num_reasoning_chars = 0
         self._is_reasoning = is_reasoning
         self._is_call = False
         self._name: str | None = None
 
     def feed(self, text: str) -> list[OutputDelta]:
-        return [delta for character in text for delta in self._take(character)]
+        deltas: list[OutputDelta] = []
+        for character in text:
+            was_reasoning = self._is_reasoning
+            deltas += self._take(character)
+            self.num_reasoning_chars += was_reasoning or self._is_reasoning
+        return deltas
 
     def finish(self) -> list[OutputDelta]:
         return [] if self._name is None else [ContentDelta("@" + self._name)]

@@ -9,6 +9,7 @@ from frontend.chat.answer import ChoiceAnswer
 from frontend.chat.events import ChatDelta, ChatFinished, ChatFinishReason
 from frontend.generation_events import ChoiceDelta, ChoiceFinished, FinishReason, StopMatch
 from frontend.output_parsers.interface import ToolCallDelta
+from frontend.output_parsers.reasoning import ReasoningParser
 
 
 def delta(text: str, *token_ids: int, num_tokens: int = 1) -> ChoiceDelta:
@@ -42,6 +43,45 @@ def test_tokens_of_reasoning_are_counted():
     for text, num_tokens in (("~ab", 2), ("c~", 1), ("d", 4)):
         answer.take(delta(text, num_tokens=num_tokens))
     assert answer.num_reasoning_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("is_open", "text", "expected"),
+    [
+        (False, "<think>ab \n\n cd \n</think>\n\nhello", len("<think>ab \n\n cd \n</think>")),
+        (True, "ab</think>hello", len("ab</think>")),
+        (True, "never \n over", len("never \n over")),
+        (False, " \n<thin content", 0),
+        (False, "<th", 0),
+        # Undecided, and then reasoning.
+        (False, " \n<think>ab", len(" \n<think>ab")),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_reasoning_counts_the_same_however_its_deltas_are_merged(is_open, text, expected, size):
+    answer = ChoiceAnswer(0, ReasoningParser(None, is_open=is_open), is_parallel=True)
+    # A token a character.
+    for start in range(0, len(text), size):
+        piece = text[start : start + size]
+        answer.take(delta(piece, num_tokens=len(piece)))
+    answer.finish(end())
+    assert answer.num_reasoning_tokens == expected
+
+
+def test_tokens_without_text_count_with_those_that_follow():
+    answer = ChoiceAnswer(0, ReasoningParser(None, is_open=True), is_parallel=True)
+    for text, num_tokens in (("", 2), ("a", 1), ("</think>", 1), ("", 3), ("b", 1)):
+        answer.take(delta(text, num_tokens=num_tokens))
+    assert answer.num_reasoning_tokens == 4
+
+
+@pytest.mark.parametrize("cut", range(1, 20))
+def test_reasoning_that_was_resumed_is_not_counted_again(cut: int):
+    text = "<think>abc</think>d"
+    answer = ChoiceAnswer(0, ReasoningParser(None, is_open=False), is_parallel=True)
+    answer.skip(text[:cut])
+    answer.take(delta(text[cut:], num_tokens=len(text) - cut))
+    assert answer.num_reasoning_tokens == max(0, len("<think>abc</think>") - cut)
 
 
 def test_tokens_whose_text_is_held_back_are_counted_with_the_next():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from frontend.chat.events import ChatDelta, ChatEvent, ChatFinished, ChatFinishReason
@@ -25,19 +26,28 @@ class ChoiceAnswer:
         # Tokens whose text is held back by the parser, and which nobody has heard of.
         self._num_silent = 0
         self.num_reasoning_tokens = 0
+        # Of the text so far, as the parser had it.
+        self._num_reasoning_chars = 0
+        self._num_skipped_chars = 0
+        # The part of it of which that is not known, and the tokens behind it.
+        self._num_open_chars = 0
+        self._num_open_tokens = 0
 
     def skip(self, text: str) -> None:
         """Take text that an earlier stream has delivered."""
         if self._parser is not None:
             self._parser.feed(text)
+            self._num_skipped_chars += len(text)
+            num_chars = self._parser.num_reasoning_chars
+            # Until that is known it may all be reasoning, which counted then.
+            self._num_reasoning_chars = self._num_skipped_chars if num_chars is None else num_chars
 
     def take(self, item: ChoiceDelta) -> ChatDelta | None:
         """The news in a delta; None when there is nothing to say yet."""
         if self._parser is None:
             return ChatDelta(self._choice, item.text, "", (), item.token_ids, item.num_tokens, item.logprobs)
         content, reasoning, calls = self._sort(self._parser.feed(item.text))
-        if reasoning:
-            self.num_reasoning_tokens += item.num_tokens
+        self._count_reasoning(item, self._parser.num_reasoning_chars)
         if not (content or reasoning or calls or item.token_ids or item.logprobs):
             self._num_silent += item.num_tokens
             return None
@@ -55,6 +65,18 @@ class ChoiceAnswer:
             if item.reason is FinishReason.STOP and self._parser.tool_calls:
                 reason = ChatFinishReason.TOOL_CALLS
         return [*events, ChatFinished(self._choice, reason, item.stop_match)]
+
+    def _count_reasoning(self, item: ChoiceDelta, num_reasoning_chars: int | None) -> None:
+        """By the share of the text, because a delta may cross a border; a token that does counts."""
+        self._num_open_chars += len(item.text)
+        self._num_open_tokens += item.num_tokens
+        if num_reasoning_chars is None or not self._num_open_chars:
+            # Tokens without text go with those that follow.
+            return
+        num_chars = max(0, num_reasoning_chars - self._num_reasoning_chars)
+        self.num_reasoning_tokens += math.ceil(self._num_open_tokens * num_chars / self._num_open_chars)
+        self._num_reasoning_chars = num_reasoning_chars
+        self._num_open_chars = self._num_open_tokens = 0
 
     def _sort(self, deltas: Iterable[OutputDelta]) -> tuple[str, str, tuple[ToolCallDelta, ...]]:
         content, reasoning, calls = "", "", []

@@ -19,6 +19,8 @@ class EnforcedCalls:
 
     def __init__(self, function_name: str | None, new_call_id: Callable[[], str]) -> None:
         self.tool_calls = 0
+        # A grammar has no place for it.
+        self.num_reasoning_chars = 0
         self._function_name = function_name
         self._new_call_id = new_call_id
         # What stands before the arguments of the next call, as far as it has come.

@@ -61,6 +61,10 @@ class OutputParser(Protocol):
     def tool_calls(self) -> int:
         """Calls that have begun so far."""
 
+    @property
+    def num_reasoning_chars(self) -> int | None:
+        """Characters of the text that are reasoning, with its marks and the space in it; None while that is unknown."""
+
     def feed(self, text: str) -> list[OutputDelta]:
         """What is certain now. Text is held back only as long as it can still become a mark or a call."""
 

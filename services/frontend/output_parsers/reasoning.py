@@ -21,10 +21,15 @@ class ReasoningParser:
         self._is_over = False
         # No content has come yet behind the reasoning.
         self._skips_space = False
+        self._num_chars = 0
 
     @property
     def tool_calls(self) -> int:
         return 0 if self._inner is None else self._inner.tool_calls
+
+    @property
+    def num_reasoning_chars(self) -> int | None:
+        return None if self.is_undecided else self._num_chars
 
     @property
     def is_undecided(self) -> bool:
@@ -35,13 +40,15 @@ class ReasoningParser:
         if self._is_over:
             return self._feed_inner(text)
         self._held += text
+        self._num_chars += len(text)
         deltas: list[OutputDelta] = []
         if self._is_at_start and not self._start():
-            return [] if not self._is_over else self._pass_on()
+            return [] if not self._is_over else self._pass_on_all()
         if _END in self._held:
             reasoning, _, rest = self._held.partition(_END)
             deltas += _reasoning(reasoning.rstrip())
             self._is_over, self._held, self._skips_space = True, rest, True
+            self._num_chars -= len(rest)
             return [*deltas, *self._pass_on()]
         # White space before the mark is dropped with it.
         kept = len(_without_mark(self._held, _END).rstrip())
@@ -54,7 +61,7 @@ class ReasoningParser:
         if not self._is_over:
             self._is_over = True
             if self._is_at_start and not self._is_open:
-                deltas = self._pass_on()
+                deltas = self._pass_on_all()
             else:
                 deltas, self._held = _reasoning(self._held.rstrip()), ""
         return deltas if self._inner is None else [*deltas, *self._inner.finish()]
@@ -76,6 +83,11 @@ class ReasoningParser:
             return False
         self._held, self._is_at_start = first, False
         return True
+
+    def _pass_on_all(self) -> list[OutputDelta]:
+        """There is no reasoning."""
+        self._num_chars = 0
+        return self._pass_on()
 
     def _pass_on(self) -> list[OutputDelta]:
         held, self._held = self._held, ""

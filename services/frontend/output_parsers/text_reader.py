@@ -55,6 +55,11 @@ class TextReader(ABC):
     def tool_calls(self) -> int:
         return self._num_calls
 
+    @property
+    def num_reasoning_chars(self) -> int:
+        """Whatever is reasoning was taken out before."""
+        return 0
+
     def feed(self, text: str) -> list[OutputDelta]:
         for character in text:
             self._reading.send(character)
