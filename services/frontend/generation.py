@@ -101,10 +101,11 @@ class Generation:
         self.trace.submitted(processed)
         num_bytes = processed.size_for_engine()
         handles = self._pool.draw_handles(processed.num_choices)
-        self._pool.submit(
-            [NewRequest(handle, num_bytes, partial(processed.fill, choice)) for choice, handle in enumerate(handles)],
-            rank,
-        )
+        requests = [
+            NewRequest(handle, num_bytes, partial(processed.fill, choice)) for choice, handle in enumerate(handles)
+        ]
+        requests[0] = requests[0]._replace(on_move=self._move)
+        self._pool.submit(requests, rank)
         self.engine = self._pool.engine_of(handles[0])
         # No await in between: outputs can not come before the collector is there.
         self.handles = handles
@@ -126,11 +127,15 @@ class Generation:
         items = await self.collector.next()
         if not self.is_admitted and items and isinstance(items[0], Admitted):
             self.is_admitted = True
-            # A refused request may have moved to another engine.
-            self.engine = self._pool.engine_of(self.handles[0]) or self.engine
         if self._observer is not None:
             self._observer.observe(items, time.monotonic())
         return items
+
+    def _move(self, engine: EngineFacts) -> None:
+        """Its engine did not take it, and this one gets it; what is counted from here on is counted there."""
+        self.engine = engine
+        if self._observer is not None:
+            self._observer.metrics = self._metrics_of(self.model.facts.model, engine.engine_id)
 
     @property
     def engine_id(self) -> str:

@@ -30,7 +30,8 @@ class RequestObserver:
         max_tokens: int,
         trace_id: str = "",
     ) -> None:
-        self._metrics = metrics
+        # Of the engine that runs it, which may change until it is admitted.
+        self.metrics = metrics
         self._arrival = arrival
         self._num_prompt_tokens = num_prompt_tokens
         self._max_tokens = max_tokens
@@ -57,9 +58,9 @@ class RequestObserver:
                 if item.num_output_tokens:
                     # It may have been a stop token alone, which shows in no delta.
                     self._note_tokens(now)
-                self._metrics.finished[_FINISHED_REASONS[item.reason]].inc()
+                self.metrics.finished[_FINISHED_REASONS[item.reason]].inc()
             elif isinstance(item, Admitted):
-                self._metrics.admission.observe(now - self._arrival)
+                self.metrics.admission.observe(now - self._arrival)
 
     def finish_reasons(self, otherwise: str) -> list[str]:
         """Of each choice; `otherwise` of those that had no end of their own."""
@@ -70,7 +71,7 @@ class RequestObserver:
 
         `num_merged` pieces of its output were merged into others.
         """
-        metrics = self._metrics
+        metrics = self.metrics
         metrics.finished[finished_reason].inc(self._num_unfinished)
         metrics.choices.observe(len(self._num_tokens))
         metrics.prompt_tokens.observe(self._num_prompt_tokens)
@@ -87,13 +88,13 @@ class RequestObserver:
         if num_later > 0:
             both = zip(self._first_token, self._last_token, strict=True)
             seconds = sum(last - first for first, last in both if last is not None)
-            self._metrics.time_per_token.observe(seconds / num_later)
+            self.metrics.time_per_token.observe(seconds / num_later)
 
     def _observe_delta(self, delta: ChoiceDelta, now: float) -> None:
         choice = delta.choice
         last = self._last_token[choice]
         if last is not None:
-            self._metrics.inter_token_latency.observe(now - last)
+            self.metrics.inter_token_latency.observe(now - last)
         else:
             self._first_token[choice], self._num_first[choice] = now, delta.num_tokens
             self._note_tokens(now)
@@ -103,4 +104,4 @@ class RequestObserver:
     def _note_tokens(self, now: float) -> None:
         if not self._has_tokens:
             self._has_tokens = True
-            self._metrics.time_to_first_token.observe_traced(now - self._arrival, self._trace_id)
+            self.metrics.time_to_first_token.observe_traced(now - self._arrival, self._trace_id)

@@ -299,6 +299,10 @@ async def test_refused_request_goes_to_another_engine_unnoticed(
             stream = running.stream(request())
             assert (await stream.next()).accepted.engine_id == "fake-1"
             assert (await stream.rest())[-1].HasField("finished")
+        await running.wait_idle()
+        labels = {"model_name": "fake-model", "finished_reason": "length"}
+        assert running.metric("requests_finished_total", engine_id="fake-0", **labels) == 0
+        assert running.metric("requests_finished_total", engine_id="fake-1", **labels) == 4
         # Nowhere else to go: the caller hears of it after one more try.
         second_engine.reject = lambda add: refusal
         failure = await failure_of(running.generation.Generate(request()))

@@ -260,6 +260,20 @@ async def test_ends_that_a_lost_session_leaves_unprocessed_are_failed(pool: Engi
     assert pool.num_routes == 0
 
 
+async def test_whoever_has_asked_is_told_where_its_request_moves(pool: EnginePool):
+    (handle,) = pool.draw_handles(1)
+    moves: list[EngineFacts] = []
+    pool.submit([new(handle)._replace(on_move=moves.append)])
+    first = next(connection for connection in pool.connections if frames(connection))
+    second = next(connection for connection in pool.connections if connection is not first)
+    assert moves == []
+    # Refused here and ended there in one turn: nobody could look for it in between.
+    await pool.on_outputs(first, [finished(handle, EngineFinishReason.REJECTED, OverloadedError("full"))])
+    await pool.on_outputs(second, [finished(handle, EngineFinishReason.LENGTH)])
+    assert pool.engine_of(handle) is None
+    assert moves == [second.facts]
+
+
 async def test_a_request_that_moves_while_its_refusal_is_processed_keeps_its_new_route(
     pool: EnginePool, listener: Listener
 ):

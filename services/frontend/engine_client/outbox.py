@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from frontend.engine_client.engine_facts import EngineFacts
 from stepwire.engine.v1 import engine_core_pb2 as pb
 
 # Far below the message limit: many adds of one tick must not make a frame that is refused, or hold up the loop.
@@ -26,6 +27,8 @@ class NewRequest(NamedTuple):
     num_bytes: int
     # Makes the empty message that of this handle, with times as of `now`; called again for a second engine.
     fill: Callable[[pb.EngineCoreRequest, int, float], None]
+    # Told when a second engine gets it, of which nothing else may be seen before its end.
+    on_move: Callable[[EngineFacts], None] | None = None
 
 
 class Outbox:

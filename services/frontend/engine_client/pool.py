@@ -296,6 +296,8 @@ class EnginePool:
         logger.debug("engine %s does not take a request, %s gets it", route.connection.engine_id, other.engine_id)
         self._routes[handle] = _Route(other, route.request, may_move=False)
         other.submit(route.request)
+        if route.request.on_move is not None and other.facts is not None:
+            route.request.on_move(other.facts)
         return True
 
     def _on_gone(self) -> None:
