@@ -36,7 +36,11 @@ class ProcessRows:
         self.gc_pause = histogram(
             f"{prefix}gc_pause_seconds", "Collections of the cycle collector.", FAST_BUCKETS, ("generation",)
         )
-        self.log_records = counter(f"{prefix}log_records_total", "Lines for the log, with the repeats that were counted and not written.", ("level",))
+        self.log_records = counter(
+            f"{prefix}log_records_total",
+            "Lines for the log, with the repeats that were counted and not written.",
+            ("level",),
+        )
         self.lag = lag
 
     @property
