@@ -110,6 +110,10 @@ ResumingStream<v1::ChatRequest, v1::ChatStreamResponse> Client::ChatResuming(con
   return {open, request, max_resumes, options};
 }
 
+v1::EmbedResponse Client::Embed(const v1::EmbedRequest& request, const CallOptions& options) const {
+  return Call(*embedding_, &v1::EmbeddingService::Stub::Embed, request, options);
+}
+
 v1::TokenizeResponse Client::Tokenize(const v1::TokenizeRequest& request, const CallOptions& options) const {
   return Call(*tokenization_, &v1::TokenizationService::Stub::Tokenize, request, options);
 }
