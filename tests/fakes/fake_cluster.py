@@ -70,7 +70,7 @@ class FakeCluster:
         if not is_dry:
             self._state["objects"][name] = item
             self._reconcile(item, known)
-        return f"{name} {'configured' if self._fault == 'restless' and known else verdict}"
+        return f"{name} {'configured' if 'restless' in self._faults and known else verdict}"
 
     def _admit(self, pod: dict[str, Any]) -> None:
         is_strict = self._labels().get("pod-security.kubernetes.io/enforce") == "restricted"

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 250
 TESTS = ROOT / "tests"
-VERDICTS = {"failure": "fail", "error": "fail", "skipped": "skip"}
+VERDICTS = {"failure": "fail", "error": "error", "skipped": "skip"}
 # Breaks of the fake cluster -> the test that has to notice.
 FAULTS = {
     "restless": "test_a_second_apply_changes_nothing",
@@ -42,7 +42,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Run:
-    """How a run of the suite ended. `verdicts`: test -> pass, skip or fail."""
+    """How a run of the suite ended. `verdicts`: test -> pass, skip, fail, or error where it could not begin."""
 
     code: int
     said: str
@@ -175,7 +175,7 @@ def test_without_a_server_everything_is_skipped_and_that_can_be_a_failure(tmp_pa
     real = require_program("kubectl", how="kubectl 1.27 or newer, which renders without a cluster")
     nowhere = {"PATH": f"{Path(real).parent}:{os.environ['PATH']}", "KUBECONFIG": str(tmp_path / "none")}
     suite = Suite(tmp_path, "")
-    skipped = suite.run("-k", "unseen or second_apply", **nowhere)
+    skipped = suite.run("-k", "admission or second_apply", **nowhere)
     assert (skipped.code, set(skipped.verdicts.values())) == (0, {"skip"})
     assert "no Kubernetes API server answers" in skipped.said
     required = suite.run("-k", "second_apply", STEPWIRE_REQUIRE_CLUSTER="1", **nowhere)
