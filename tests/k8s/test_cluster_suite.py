@@ -162,6 +162,18 @@ def test_a_run_keeps_its_namespace_when_told_to_and_pipes_manifests_through_a_pr
     assert len(json.loads((suite.directory / "cluster.json").read_text())["namespaces"]) == 1
 
 
+def test_without_cluster_dns_frontends_are_told_addresses_and_roll_outs_are_skipped(suite: Suite) -> None:
+    run = suite.run("-k", "second_apply or frontends_are_replaced", FAKE_KUBECTL_FAULTS="no-dns", KEEP="1")
+    assert run.code == 0, run.said
+    assert set(run.verdicts.values()) == {"pass", "skip"}
+    assert "without cluster DNS nobody finds the pods that come" in run.said
+    objects = json.loads((suite.directory / "cluster.json").read_text())["objects"]
+    [settings] = [item["data"] for name, item in objects.items() if name.startswith("configmap/stepwire-frontend-env")][
+        1:
+    ]
+    assert settings["STEPWIRE_ENGINE_ENDPOINTS"] == "10.0.0.1:50061"
+
+
 def test_images_are_brought_in_by_the_command_that_is_named(suite: Suite) -> None:
     run = suite.run(
         "-k", "second_apply", IMAGE_LOAD=f"touch {suite.directory}/called", IMAGE_PREFIX=str(suite.directory)
