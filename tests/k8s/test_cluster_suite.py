@@ -153,34 +153,23 @@ def test_each_fault_is_noticed_by_its_test(suite: Suite) -> None:
     assert run.failed == set(run.verdicts)
 
 
-def test_a_run_keeps_its_namespace_when_told_to_and_pipes_manifests_through_a_program(suite: Suite) -> None:
-    passed_on = suite.directory / "passed-on"
-    run = suite.run("-k", "second_apply", KEEP="1", IMAGE_TAG="7.8.9", RENDER=f"tee -a {passed_on}")
+def test_a_run_does_what_it_is_told_and_without_cluster_dns_frontends_are_told_addresses(suite: Suite) -> None:
+    passed_on, prefix = suite.directory / "passed-on", suite.directory
+    told = {"KEEP": "1", "IMAGE_TAG": "7.8.9", "IMAGE_PREFIX": str(prefix), "IMAGE_LOAD": "touch"}
+    told |= {"RENDER": f"tee -a {passed_on}", "FAKE_KUBECTL_FAULTS": "no-dns"}
+    run = suite.run("-k", "second_apply or frontends_are_replaced", **told)
     assert run.code == 0, run.said
-    assert "image: stepwire/frontend:7.8.9\n" in passed_on.read_text()
-    assert "image: stepwire/engine-core:7.8.9-embedded\n" in passed_on.read_text()
-    assert len(json.loads((suite.directory / "cluster.json").read_text())["namespaces"]) == 1
-
-
-def test_without_cluster_dns_frontends_are_told_addresses_and_roll_outs_are_skipped(suite: Suite) -> None:
-    run = suite.run("-k", "second_apply or frontends_are_replaced", FAKE_KUBECTL_FAULTS="no-dns", KEEP="1")
-    assert run.code == 0, run.said
-    assert set(run.verdicts.values()) == {"pass", "skip"}
     assert "without cluster DNS nobody finds the pods that come" in run.said
-    objects = json.loads((suite.directory / "cluster.json").read_text())["objects"]
-    [settings] = [item["data"] for name, item in objects.items() if name.startswith("configmap/stepwire-frontend-env")][
-        1:
-    ]
-    assert settings["STEPWIRE_ENGINE_ENDPOINTS"] == "10.0.0.1:50061"
-
-
-def test_images_are_brought_in_by_the_command_that_is_named(suite: Suite) -> None:
-    run = suite.run(
-        "-k", "second_apply", IMAGE_LOAD=f"touch {suite.directory}/called", IMAGE_PREFIX=str(suite.directory)
-    )
-    assert run.code == 0, run.said
-    assert (suite.directory / "called").exists()
-    assert (suite.directory / "frontend:0.1.0").exists()
+    assert sorted(run.verdicts.values()) == ["pass", "skip"]
+    # The images have been given to IMAGE_LOAD, and what RENDER passed on names them.
+    for image in ("frontend:7.8.9", "engine-core:7.8.9-embedded"):
+        assert (prefix / image).exists()
+        assert f"image: {prefix}/{image}\n" in passed_on.read_text()
+    cluster = json.loads((suite.directory / "cluster.json").read_text())
+    maps = [item["data"] for name, item in cluster["objects"].items() if "stepwire-frontend-env" in name]
+    assert maps[-1]["STEPWIRE_ENGINE_ENDPOINTS"] == "10.0.0.1:50061"
+    # KEEP
+    assert len(cluster["namespaces"]) == 1
 
 
 def test_without_a_server_everything_is_skipped_and_that_can_be_a_failure(tmp_path: Path) -> None:
