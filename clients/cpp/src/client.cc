@@ -48,6 +48,7 @@ Client::Client(const std::string& target, const Options& options) : metadata_(Ow
   const auto channel = grpc::CreateCustomChannel(target, credentials, ChannelArguments());
   generation_ = v1::GenerationService::NewStub(channel);
   chat_ = v1::ChatService::NewStub(channel);
+  embedding_ = v1::EmbeddingService::NewStub(channel);
   tokenization_ = v1::TokenizationService::NewStub(channel);
   models_ = v1::ModelService::NewStub(channel);
 }
