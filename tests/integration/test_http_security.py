@@ -11,6 +11,8 @@ import trustme
 
 from fakes.fake_engine import FakeEngine
 from free_ports import free_port
+from frontend.api.openai_http import call
+from frontend.api.openai_http.call import MAX_BODY_BYTES
 from running_frontend import SERVING, running_frontend
 
 TOKENS = """
@@ -63,6 +65,16 @@ async def test_without_a_good_token_every_route_is_closed(http: httpx2.AsyncClie
     assert engine.adds == []
     # For probes and browsers, and nobody's business.
     assert (await http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["v1/completions", "v1/chat/completions", "v1/embeddings", "tokenize", "detokenize"])
+async def test_a_strangers_body_is_not_looked_at(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str):
+    parsed: list[object] = []
+    monkeypatch.setattr(call, "_parse", lambda *given: parsed.append(given))
+    for body in (b"{", b'{"prompt": 5}', b'{"prompt": [' + b'"a",' * 100_000 + b'"a"]}', b" " * (MAX_BODY_BYTES + 1)):
+        response = await http.post(f"/{path}", content=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "unauthenticated")
+    assert parsed == []
 
 
 async def test_a_token_lets_in_with_its_class(http: httpx2.AsyncClient, engine: FakeEngine):

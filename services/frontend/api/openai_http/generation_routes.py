@@ -15,7 +15,6 @@ from frontend.api.openai_http.chat_run import ChatRun
 from frontend.api.openai_http.completion_body import CompletionBody
 from frontend.api.openai_http.completion_run import CompletionRun
 from frontend.llm_frontend import LLMFrontend
-from stepwire.errors import InvalidRequestError
 
 
 class GenerationRoutes:
@@ -41,12 +40,9 @@ class GenerationRoutes:
 
     @answers_errors
     async def complete(self, call: HttpCall, request_id: str) -> Response:
-        body = await call.read(CompletionBody)
-        requests, names = body.to_requests()
+        body = await call.read(CompletionBody, self._frontend.gate)
+        requests, names = body.to_requests(self._frontend.settings.max_concurrent_requests)
         num_choices = 1 if body.n is None else body.n
-        limit = self._frontend.settings.max_concurrent_requests
-        if len(requests) > limit:
-            raise InvalidRequestError.of_field("prompt", f"{len(requests)} prompts are more than the limit of {limit}")
         ids = [request_id] if len(requests) == 1 else [f"{request_id}-{index}" for index in range(len(requests))]
         runs = [
             CompletionRun(self._frontend, call, own_id, index * num_choices, request)
@@ -56,7 +52,7 @@ class GenerationRoutes:
 
     @answers_errors
     async def chat(self, call: HttpCall, request_id: str) -> Response:
-        body = await call.read(ChatBody)
+        body = await call.read(ChatBody, self._frontend.gate)
         request, names = body.to_request()
         runs = [ChatRun(self._frontend, call, request_id, request)]
         return AnswerResponse(CHAT, request_id, runs, names=names, **_stream_options(body))
