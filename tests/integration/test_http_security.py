@@ -92,6 +92,21 @@ async def test_a_rate_says_when_to_come_again_and_a_model_is_forbidden(http: htt
     assert (await http.post("/v1/completions", json=PROMPT, headers=bearer("eve"))).status_code == 403
 
 
+async def test_a_batch_that_can_never_run_is_not_told_to_come_again(http: httpx2.AsyncClient, engine: FakeEngine):
+    for path, fields, field in (
+        ("completions", {**PROMPT, "prompt": ["a", "b"]}, "prompt"),
+        ("embeddings", {"input": ["a", "b"]}, "input"),
+    ):
+        response = await http.post(f"/v1/{path}", json=fields, headers=bearer("bob"))
+        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+        assert "retry-after" not in response.headers
+    response = await http.post(
+        "/v1/completions", json={**PROMPT, "prompt": ["a"] * 600, "n": 2}, headers=bearer("alice")
+    )
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+    assert engine.adds == []
+
+
 async def test_certificates_are_read_again(engine: FakeEngine, tmp_path: Path):
     cert, key, port = tmp_path / "cert.pem", tmp_path / "key.pem", free_port()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from frontend.api.answering import caller_of, client_class_of
 from frontend.api.openai_http.answer import CHAT, COMPLETION, AnswerResponse
 from frontend.api.openai_http.answering_http import ERROR_RESPONSES, answers_errors, body_schema
 from frontend.api.openai_http.call import HttpCall
@@ -43,6 +44,7 @@ class GenerationRoutes:
         body = await call.read(CompletionBody, self._frontend.gate)
         requests, names = body.to_requests(self._frontend.settings.max_concurrent_requests)
         num_choices = 1 if body.n is None else body.n
+        self._frontend.check_batch(caller_of(call), client_class_of(call), "prompt", len(requests), num_choices)
         ids = [request_id] if len(requests) == 1 else [f"{request_id}-{index}" for index in range(len(requests))]
         runs = [
             CompletionRun(self._frontend, call, own_id, index * num_choices, request)
