@@ -73,7 +73,7 @@ class CompletionRun(Run[CollectorItem]):
         rows = [TokenLogprobs()]
         for packed in event.logprobs:
             rows.extend(self._rows(packed, self.processed.output.num_prompt_logprobs))
-        return self._logprobs[choice].of(rows, first_token=first.decode("utf-8", "replace"))
+        return self._logprobs[choice].of(rows, first_token=first)
 
     def _rows(self, packed: PackedLogprobs, num_top: int | None) -> Iterator[TokenLogprobs]:
         return to_token_logprobs(packed, num_top or 0, self.generation.model.tokenizer.token_bytes)
