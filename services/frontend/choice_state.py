@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from frontend.content_search import ContentSearch
 from frontend.detokenizer import Detokenizer
 from frontend.engine_outputs import EngineFinish, EngineFinishReason, EngineOutput
 from frontend.generation_events import FinishReason, StopMatch
 from frontend.input_processor.processed_request import ProcessedRequest
 from frontend.logprobs import HeldLogprobs
+from frontend.output_parsers.reasoning import ReasoningParser
 from frontend.stop_strings import HeldTokens, StopHit, StopMatcher
 from frontend.tokenizer import Tokenizer
 from stepwire.packed_logprobs import PackedLogprobs
@@ -49,19 +51,26 @@ class ChoiceState:
     """Detokenizer, stop strings and counters of one choice.
 
     With a `sibling` that has had no output the decoder is copied: priming a thousand would hold up the event loop.
+    With a `reasoning` parser, this choice's own, stop strings are looked for in the content that it leaves.
     """
 
     def __init__(
-        self, request: ProcessedRequest, choice: int, tokenizer: Tokenizer, sibling: ChoiceState | None = None
+        self,
+        request: ProcessedRequest,
+        choice: int,
+        tokenizer: Tokenizer,
+        sibling: ChoiceState | None = None,
+        reasoning: ReasoningParser | None = None,
     ) -> None:
         self.choice = choice
         self._output = request.output
         self._min_tokens = request.min_tokens
         self._eos_token_ids = frozenset(request.eos_token_ids)
-        self._matcher = (
-            StopMatcher(request.stop_strings, include_stop=request.include_stop) if request.stop_strings else None
-        )
-        self._held = HeldTokens(self._matcher.num_held_chars if self._matcher else 0)
+        self._search: ContentSearch | None = None
+        if request.stop_strings:
+            matcher = StopMatcher(request.stop_strings, include_stop=request.include_stop)
+            self._search = ContentSearch(matcher, reasoning)
+        self._held = HeldTokens(self._search.num_held_chars if self._search else 0)
         self._logprobs = HeldLogprobs(request.output.logprobs_width) if request.output.has_logprobs else None
         self._include_stop = request.include_stop
         self._num_resumed = len(request.resume_output_token_ids)
@@ -76,7 +85,7 @@ class ChoiceState:
             self._detokenizer = self._prime(request, tokenizer) if request.output.text else None
         self._num_tokens = self._num_resumed
         # No text is searched or held back, and nothing comes with a token.
-        self._can_be_plain = self._matcher is None and self._logprobs is None
+        self._can_be_plain = self._search is None and self._logprobs is None
 
     @property
     def num_output_tokens(self) -> int:
@@ -123,6 +132,10 @@ class ChoiceState:
         prompt = [*request.prompt_token_ids[-_REPLAY_MARGIN:], *skipped[-_REPLAY_MARGIN:]]
         detokenizer = Detokenizer(tokenizer, prompt, skip_special_tokens=request.output.skip_special_tokens)
         self._num_tokens = len(skipped)
+        if self._search is not None and self._search.has_reasoning:
+            # Whether the answer is still inside its reasoning is told by all of it; decoded at once that is quick.
+            skips = request.output.skip_special_tokens
+            self._search.feed(tokenizer.decode(skipped, skip_special_tokens=skips), is_searched=False)
         for token_id in replayed:
             self._num_tokens += 1
             # Its text was delivered before; only the matcher has to know it, for a stop that goes on.
@@ -133,7 +146,9 @@ class ChoiceState:
         """Tokens to show, and the number of those to hide: the stop token, which the engine sends last."""
         if finish is None or finish.reason is not EngineFinishReason.STOP or self._include_stop or not token_ids:
             return token_ids, 0
-        return token_ids[:-1], 1
+        # A grammar may also end with a token of the text: without an end of sequence nothing follows to end it.
+        is_stop_token = finish.stop_token_id is not None or token_ids[-1] in self._eos_token_ids
+        return (token_ids[:-1], 1) if is_stop_token else (token_ids, 0)
 
     def _feed_all(self, token_ids: Sequence[int]) -> StopHit | None:
         """Take tokens up to the first stop string; what follows it is dropped and not counted."""
@@ -150,17 +165,18 @@ class ChoiceState:
         return None
 
     def _match(self, piece: str) -> StopHit | None:
-        # Text of the first min_tokens tokens is neither searched now nor kept for later.
-        if self._matcher is None or not piece or self._num_tokens <= self._min_tokens:
+        if self._search is None or not piece:
             return None
-        return self._matcher.feed(piece)
+        # Text of the first min_tokens tokens is neither searched now nor kept for later.
+        return self._search.feed(piece, is_searched=self._num_tokens > self._min_tokens)
 
     def _flush(self) -> StopHit | None:
         piece = self._detokenizer.flush() if self._detokenizer else ""
-        if not piece:
-            return None
-        self._held.append_rest(piece)
-        return self._match(piece)
+        hit = None
+        if piece:
+            self._held.append_rest(piece)
+            hit = self._match(piece)
+        return self._search.finish() if hit is None and self._search is not None else hit
 
     def _news(self, hit: StopHit | None, output: EngineOutput, num_billed: int) -> ChoiceNews:
         reason: FinishReason | None = None
@@ -170,7 +186,12 @@ class ChoiceState:
             reason, stop_match = FinishReason.STOP, StopMatch(stop_string=hit.stop)
         elif output.finish is not None:
             reason, stop_match = _REASONS[output.finish.reason], self._token_match(output)
-        text, token_ids = self._held.release() if reason is None else self._held.drain()
+        if reason is not None:
+            text, token_ids = self._held.drain()
+        elif self._search is not None and self._search.is_undecided:
+            text, token_ids = "", []
+        else:
+            text, token_ids = self._held.release()
         num_tokens = len(token_ids)
         # Hidden and dropped tokens are the last ones: what is shown is always the beginning of what is held.
         logprobs = self._logprobs.take(num_tokens) if self._logprobs is not None else None

@@ -23,6 +23,7 @@ from frontend.input_processor import ProcessedRequest
 from frontend.input_processor.processor import DEADLINE_MARGIN_S
 from frontend.metrics import ModelMetrics
 from frontend.output_collector import OutputCollector
+from frontend.output_parsers.reasoning import ReasoningParser
 from frontend.request_observer import RequestObserver
 from frontend.request_trace import RequestTrace
 from frontend.serving_model import ServingModel
@@ -51,8 +52,11 @@ class Generation:
         pool: EnginePool,
         metrics_of: Callable[[str, str], ModelMetrics],
         deadline_in_s: float | None,
+        write_timeout_s: float,
     ) -> None:
         self.request_id = request_id
+        # For what is written when it has ended: until then `cut` bounds every write.
+        self.write_timeout_s = write_timeout_s
         self.caller = caller
         self.model = model
         self.collector: OutputCollector | None = None
@@ -74,9 +78,16 @@ class Generation:
         self._observer: RequestObserver | None = None
         self.trace = RequestTrace(request_id)
 
-    def submit(self, processed: ProcessedRequest, rank: int | None = None) -> None:
+    def submit(
+        self,
+        processed: ProcessedRequest,
+        rank: int | None = None,
+        *,
+        new_reasoning: Callable[[], ReasoningParser | None] = lambda: None,
+    ) -> None:
         """Send every choice to an engine, to one of this rank if the caller has named it.
 
+        `new_reasoning` makes the parser of a choice in which stop strings do not count.
         Raises OverloadedError, UnavailableError or InvalidRequestError.
         """
         if self.model.is_retired:
@@ -97,7 +108,7 @@ class Generation:
         self.engine = self._pool.engine_of(handles[0])
         # No await in between: outputs can not come before the collector is there.
         self.handles = handles
-        self.collector = self.model.output_processor.add_request(processed, handles)
+        self.collector = self.model.output_processor.add_request(processed, handles, new_reasoning)
         metrics = self._metrics_of(processed.model, self.engine_id)
         self._observer = RequestObserver(
             metrics,

@@ -192,7 +192,16 @@ class LLMFrontend:
         if other is not None:
             raise duplicate_error(request_id, other.tokens_emitted)
         permit = self._admit(caller)
-        generation = Generation(request_id, caller, self.model, permit, self.pool, self.metrics.of_model, deadline_in_s)
+        generation = Generation(
+            request_id,
+            caller,
+            self.model,
+            permit,
+            self.pool,
+            self.metrics.of_model,
+            deadline_in_s,
+            self.settings.slow_client_timeout_s,
+        )
         self._in_flight[key] = generation
         self._became_idle.clear()
         return generation

@@ -65,6 +65,8 @@ class OutputCollector:
         self._error: StepwireError | None = None
         self._num_finished = 0
         self._unread_bytes = 0
+        # Since when the handler has been at work on what it took last, the end included; None while it waits.
+        self.busy_since: float | None = None
         # Pieces that were not handed out alone because the handler was behind.
         self.num_merged = 0
 
@@ -160,9 +162,11 @@ class OutputCollector:
 
     async def next(self) -> list[CollectorItem]:
         """Everything that is ready, waiting for the first; empty = every choice has ended. Raises a failure's error."""
+        self.busy_since = None
         while True:
             items = self.take()
             if items or self.is_done:
+                self.busy_since = self._clock()
                 return items
             self._waiter = asyncio.get_running_loop().create_future()
             try:

@@ -17,6 +17,7 @@ from frontend.generation_events import ChoiceFinished
 from frontend.input_processor.processed_request import ProcessedRequest
 from frontend.logprobs import PromptLogprobs
 from frontend.output_collector import OutputCollector
+from frontend.output_parsers.reasoning import ReasoningParser
 from frontend.parallel_sampling import RequestState
 from frontend.processing_failures import Stage, note_failure
 from frontend.request_stats import RequestStats
@@ -66,8 +67,16 @@ class OutputProcessor:
         """Choices that are live in an engine."""
         return len(self._choices)
 
-    def add_request(self, request: ProcessedRequest, handles: list[int]) -> OutputCollector:
-        """Register a request before it is submitted, one handle a choice. The handler must `close` what it gets."""
+    def add_request(
+        self,
+        request: ProcessedRequest,
+        handles: list[int],
+        new_reasoning: Callable[[], ReasoningParser | None] = lambda: None,
+    ) -> OutputCollector:
+        """Register a request before it is submitted, one handle a choice. The handler must `close` what it gets.
+
+        `new_reasoning` makes the parser of a choice in which stop strings do not count.
+        """
         stats = RequestStats(len(request.prompt_token_ids), request.arrival_time)
         collector = OutputCollector(
             len(handles),
@@ -77,8 +86,10 @@ class OutputProcessor:
             clock=self._clock,
         )
         state = RequestState(request.request_id, handles, collector, stats, _prompt_logprobs(request, handles[0]))
-        first = ChoiceState(request, 0, self._tokenizer)
-        others = [ChoiceState(request, choice, self._tokenizer, first) for choice in range(1, len(handles))]
+        first = ChoiceState(request, 0, self._tokenizer, reasoning=new_reasoning())
+        others = [
+            ChoiceState(request, choice, self._tokenizer, first, new_reasoning()) for choice in range(1, len(handles))
+        ]
         self._requests[collector] = state
         self._choices.update(
             (handle, (state, choice)) for handle, choice in zip(handles, (first, *others), strict=True)
@@ -140,7 +151,7 @@ class OutputProcessor:
         return self._forget(state) if state is not None else []
 
     def find_slow(self, *, max_unread_bytes: int, max_unread_s: float) -> list[OutputCollector]:
-        """Collectors whose handler leaves too much unread, or has read nothing for too long."""
+        """Collectors whose handler leaves too much unread, has read nothing for too long, or is stuck in a write."""
         limit = self._clock() - max_unread_s
         return [collector for collector in self._requests if _is_slow(collector, max_unread_bytes, limit)]
 
@@ -219,4 +230,7 @@ def _error_of(output: EngineOutput) -> StepwireError:
 
 def _is_slow(collector: OutputCollector, max_unread_bytes: int, oldest_allowed: float) -> bool:
     since = collector.oldest_unread_time
-    return since is not None and (collector.unread_bytes > max_unread_bytes or since < oldest_allowed)
+    if since is not None and (collector.unread_bytes > max_unread_bytes or since < oldest_allowed):
+        return True
+    # Behind the last output nothing is left to be unread.
+    return collector.busy_since is not None and collector.busy_since < oldest_allowed

@@ -29,7 +29,7 @@ ROWS: dict[int | str, str] = {
     14: "a token-array prompt cut inside a character: no prompt text in the first delta",
     15: "min_tokens against eos, stop ids and stop strings",
     16: "stop tokens that are not special tokens leave no text and no id",
-    17: "a stop string split over deltas; ids and text of each delta agree",
+    17: "a stop string split over deltas and inside reasoning; ids and text of each delta agree",
     18: "n = 4 with different ends, merged slots, abort of the parent",
     19: "soak of 200 000 short requests, resident memory within a bound",
     20: "1 000 requests without the collector leave no Request behind",
@@ -48,7 +48,7 @@ ROWS: dict[int | str, str] = {
     "output error fails one request": "",
 }
 
-# Rows about what does not exist yet. A part of row 15 (speculation) and of row 17 (reasoning parsers) does not either.
+# Rows about what does not exist yet. A part of row 15 (speculation) does not either.
 NOT_YET: dict[int | str, str] = {
     6: "there are no KV connectors",
     7: "there are no KV connectors",

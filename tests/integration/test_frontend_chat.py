@@ -13,6 +13,7 @@ from google.protobuf import json_format
 from fakes.fake_engine import FakeEngine
 from fakes.fake_output_parser import FakeOutputParser
 from fakes.small_tokenizer import byte_level_backend, write_model_dir
+from frontend.output_parsers.choice import output_parser
 from running_frontend import SERVING, RunningFrontend, failure_of, running_frontend
 from stepwire import tokenizer_archive
 from stepwire.v1 import common_pb2, generation_service_pb2, model_service_pb2
@@ -108,6 +109,18 @@ async def test_unary_gives_the_whole_message(frontend: RunningFrontend):
     assert answer.usage.completion_tokens > 0
     headers = dict(await call.initial_metadata())
     assert headers["x-request-id"] == answer.request_id
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 100])
+async def test_a_stop_string_counts_in_content_only(
+    engine: FakeEngine, frontend: RunningFrontend, monkeypatch, tokens_per_step: int
+):
+    monkeypatch.setattr("frontend.chat.preparation.output_parser", output_parser)
+    engine.tokens_per_step = tokens_per_step
+    messages = await stream(frontend, chat("<think>a STOP b</think>c STOP d", sampling={"n": 2, "temperature": 1}))
+    assert [whole(messages, choice) for choice in range(2)] == [("c ", "a STOP b", {})] * 2
+    ends = [message.finished for message in messages if message.HasField("finished")]
+    assert [end.stop_match.stop_string for end in ends] == ["STOP", "STOP"]
 
 
 async def test_several_choices_are_told_apart_each_with_a_parser_of_its_own(frontend: RunningFrontend):

@@ -166,6 +166,20 @@ async def test_client_that_does_not_read_is_cut(engine: FakeEngine, tmp_path, li
         assert failure.info.metadata["retryable"] == "false"
 
 
+async def test_a_client_that_does_not_read_the_last_output_is_cut(engine: FakeEngine, tmp_path):
+    engine.ready.max_model_len = engine.ready.kv_cache_tokens = 100_000_000
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path, slow_client_timeout_s=0.3) as running:
+        await running.wait_for_health(SERVING)
+        # Delta and end are taken together, and nothing comes after them.
+        echo = common_pb2.OutputOptions(echo_prompt=True)
+        slow = running.stream(request("hello world " * 40_000, max_tokens=1, output=echo))
+        await engine.wait_until(lambda: bool(engine.adds))
+        await running.wait_idle()
+        assert running.metric("slow_client_cuts_total") == 1
+        assert running.maps == (0, 0)
+        slow.call.cancel()
+
+
 async def test_a_slow_client_that_never_reads_holds_no_handler(engine: FakeEngine, tmp_path, monkeypatch):
     monkeypatch.setattr(answering, "STATUS_TIMEOUT_S", 0.05)
     engine.ready.max_model_len = engine.ready.kv_cache_tokens = 100_000_000

@@ -12,7 +12,7 @@ from frontend.chat.enforced_calls import EnforcedCalls
 from frontend.chat.model import ChatModel, ChatOptions
 from frontend.chat.preparation import PreparedChat, in_terms_of_chat, prepare
 from frontend.chat_template import ChatTemplate
-from frontend.output_parsers.interface import ParserOptions
+from frontend.output_parsers.interface import ContentDelta, ParserOptions, ReasoningDelta
 from stepwire.errors import FieldViolation, InvalidRequestError
 from stepwire.v1.chat_service_pb2 import ChatRequest
 
@@ -127,6 +127,15 @@ def test_reasoning_is_read_where_there_can_be_some(fields: dict[str, object], is
 
 def test_reasoning_that_the_template_opens():
     assert (prepared(THINKING).is_reasoning_open, prepared(MODEL).is_reasoning_open) == (True, False)
+
+
+def test_the_reasoning_of_each_choice_is_found_apart_from_its_calls():
+    chat = prepared(THINKING)
+    first, second = chat.new_reasoning(), chat.new_reasoning()
+    assert first is not None
+    assert first is not second
+    assert first.feed("a</think>b") == [ReasoningDelta("a"), ContentDelta("b")]
+    assert prepared(SILENT).new_reasoning() is None
 
 
 def test_template_variables_and_the_generation_prompt():

@@ -14,6 +14,7 @@ from fakes.text_requests import finish, make_request, tokens
 from frontend.choice_state import ChoiceState
 from frontend.engine_outputs import EngineFinishReason, EngineOutput
 from frontend.generation_events import FinishReason, StopMatch
+from frontend.output_parsers.reasoning import ReasoningParser
 
 TOKENIZER = byte_level_tokenizer()
 STOP, LENGTH = EngineFinishReason.STOP, EngineFinishReason.LENGTH
@@ -70,6 +71,17 @@ def test_stop_token_is_kept_on_demand() -> None:
 def test_end_of_sequence_is_named() -> None:
     _, _, news = run(choice_of(), [finish(1, STOP, *ids("a"), 0)])
     assert news.stop_match == StopMatch(eos_token_id=0)
+
+
+@pytest.mark.parametrize(("eos_token_ids", "last"), [((), "}"), ((0,), "}"), ((0,), END)])
+def test_the_end_of_a_grammar_is_shown_and_only_an_end_of_sequence_is_hidden(eos_token_ids, last) -> None:
+    last_ids = [0] if last == END else ids(last)
+    outputs = [tokens(1, *ids("{1")), finish(1, STOP, *last_ids)]
+    choice = choice_of(eos_token_ids=eos_token_ids)
+    text, token_ids, news = run(choice, outputs)
+    assert (text, token_ids) == (("{1", ids("{1")) if last == END else ("{1}", ids("{1}")))
+    assert news.stop_match == (StopMatch(eos_token_id=0) if last == END else None)
+    assert choice.num_output_tokens == 3
 
 
 def test_end_inside_a_character_is_flushed() -> None:
@@ -132,6 +144,82 @@ def test_ids_and_text_of_every_delta_agree(text, has_stop) -> None:
         if news.reason is None:
             assert TOKENIZER.decode(news.token_ids) == news.text
             assert news.num_tokens == len(news.token_ids)
+
+
+# --- stop strings beside reasoning ---
+def thinking_choice(*, is_open: bool = False, **changes) -> ChoiceState:
+    return ChoiceState(make_request(**changes), 0, TOKENIZER, reasoning=ReasoningParser(None, is_open=is_open))
+
+
+@pytest.mark.regression(17)
+@pytest.mark.parametrize(
+    ("is_open", "text", "shown"),
+    [
+        (False, "<think>a STOP b</think>\n\nc STOP d", "<think>a STOP b</think>\n\nc "),
+        (False, " \n<think>STOP</think>c", None),
+        (True, "a STOP b</think>c STOP", "a STOP b</think>c "),
+        (True, "never over STOP", None),
+        # Half in the reasoning, half behind it.
+        (True, "ST</think>OP", None),
+        # There is no reasoning where the answer begins with something else.
+        (False, "<thin STOP <think>b", "<thin "),
+        (False, "STOP", ""),
+    ],
+)
+def test_stop_strings_count_in_content_only(is_open, text, shown) -> None:
+    for size in (1, 3, 100):
+        choice = thinking_choice(is_open=is_open, stop_strings=("STOP",))
+        pieces = [ids(text[start : start + size]) for start in range(0, len(text), size)]
+        got, got_ids, news = run(choice, [*(tokens(1, *piece) for piece in pieces), finish(1, LENGTH)])
+        assert got == TOKENIZER.decode(got_ids) == (text if shown is None else shown)
+        assert news.stop_match == (None if shown is None else StopMatch(stop_string="STOP"))
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "shown"),
+    [
+        # A beginning that may become the mark is kept back, and found when it turns out to be content.
+        ("<t", "<tx", ""),
+        ("\n", " \nx", " "),
+        ("<t", "<t", ""),
+        # White space behind the reasoning is no content.
+        ("\n", "<think>a\nb</think>\n\nc\nd", "<think>a\nb</think>\n\nc"),
+    ],
+)
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_stop_strings_that_look_like_a_border_of_the_reasoning(stop, text, shown, include_stop) -> None:
+    choice = thinking_choice(stop_strings=(stop,), include_stop=include_stop)
+    got, _, news = run(choice, [*(tokens(1, token_id) for token_id in ids(text)), finish(1, LENGTH)])
+    assert got == shown + stop * include_stop
+    assert news.stop_match == StopMatch(stop_string=stop)
+
+
+def test_a_beginning_that_is_reasoning_is_no_match_even_if_it_looked_like_content() -> None:
+    choice = thinking_choice(stop_strings=("<t", "\n"))
+    text, _, news = run(choice, [*(tokens(1, token_id) for token_id in ids("\n<think>a")), finish(1, LENGTH)])
+    assert (text, news.stop_match) == ("\n<think>a", None)
+
+
+def test_no_stop_string_in_content_of_the_first_min_tokens() -> None:
+    choice = thinking_choice(stop_strings=(" <",), min_tokens=1)
+    text, _, news = run(choice, [*(tokens(1, token_id) for token_id in ids(" <a <b")), finish(1, LENGTH)])
+    assert (text, news.stop_match) == (" <a", StopMatch(stop_string=" <"))
+
+
+# The third is longer than what is replayed token by token.
+@pytest.mark.parametrize(
+    "text",
+    ["<think>a STOP b</think> c STOP d", "STOP", "<think>" + "a STOP " * 30 + "</think>" + "b" * 90 + " STOP"],
+)
+def test_a_stream_resumed_anywhere_knows_whether_it_is_in_its_reasoning(text) -> None:
+    token_ids = ids(text)
+    expected, _, expected_end = run(thinking_choice(stop_strings=("STOP",)), [tokens(1, t) for t in token_ids])
+    assert expected_end.stop_match == StopMatch(stop_string="STOP")
+    for num_resumed in range(0, len(expected) - 3, 7):
+        resumed = thinking_choice(stop_strings=("STOP",), resume_output_token_ids=token_ids[:num_resumed])
+        got, _, end = run(resumed, [tokens(1, t) for t in token_ids[num_resumed:]])
+        assert text[:num_resumed] + got == expected
+        assert end.stop_match == expected_end.stop_match
 
 
 # --- log-probabilities ---

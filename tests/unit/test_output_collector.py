@@ -158,6 +158,25 @@ async def test_a_waiting_reader_is_never_behind(clock) -> None:
     reader.cancel()
 
 
+async def test_a_reader_is_busy_from_what_it_takes_until_it_comes_for_more(clock) -> None:
+    collector = make(clock)
+    reader = asyncio.create_task(collector.next())
+    assert await is_blocked(reader)
+    assert collector.busy_since is None
+    clock.now = 5.0
+    collector.admit()
+    await reader
+    assert collector.busy_since == 5.0
+    collector.finish(end(0))
+    clock.now = 6.0
+    await collector.next()
+    assert (collector.oldest_unread_time, collector.busy_since) == (None, 6.0)
+    clock.now = 7.0
+    # It may yet write the whole of its answer.
+    assert await collector.next() == []
+    assert collector.busy_since == 7.0
+
+
 async def test_output_held_for_a_full_chunk_is_not_unread(clock) -> None:
     collector = make(clock, min_chunk_tokens=3)
     collector.admit()

@@ -355,6 +355,18 @@ async def test_slow_readers_are_found(world) -> None:
     assert idle.unread_bytes == 5
 
 
+async def test_a_reader_that_is_stuck_with_the_last_it_took_is_found(world) -> None:
+    stuck, reading = world.add(1), world.add(2)
+    await world.take(finish(1, LENGTH, *ids("x")), tokens(2, *ids("x")))
+    await stuck.next()
+    await reading.next()
+    world.clock.now += 31
+    reader = asyncio.create_task(reading.next())
+    await asyncio.sleep(0)
+    assert world.processor.find_slow(max_unread_bytes=400, max_unread_s=30) == [stuck]
+    reader.cancel()
+
+
 # --- fairness ---
 @pytest.mark.regression("fairness of the 128 slices")
 async def test_large_batches_yield_to_the_event_loop(world) -> None:

@@ -16,8 +16,9 @@ from frontend.chat.model import ChatModel
 from frontend.chat.rendering import RenderedPrompt, render
 from frontend.chat.tools import ToolMode, ToolPlan, read_tools
 from frontend.input_processor.field_checks import FieldChecks
-from frontend.output_parsers.choice import keeps_special_tokens, output_parser
+from frontend.output_parsers.choice import keeps_special_tokens, output_parser, reasoning_parser
 from frontend.output_parsers.interface import OutputParser, ParserOptions, ToolSchema
+from frontend.output_parsers.reasoning import ReasoningParser
 from stepwire.errors import FieldViolation, InvalidRequestError
 from stepwire.v1 import chat_service_pb2 as pb
 from stepwire.v1 import common_pb2, generation_service_pb2
@@ -56,6 +57,12 @@ class PreparedChat:
                 tools=tuple(ToolSchema(tool.name, tool.parameters) for tool in self.plan.tools),
             )
         )
+
+    def new_reasoning(self) -> ReasoningParser | None:
+        """One that finds the reasoning of a choice, and nothing else; None when there is none."""
+        if self.reasoning_parser is None:
+            return None
+        return reasoning_parser(self.reasoning_parser, None, is_open=self.is_reasoning_open)
 
 
 def prepare(request: pb.ChatRequest, model: ChatModel) -> PreparedChat:

@@ -67,7 +67,7 @@ class Chat:
             chat = cls(generation, prepared, processed)
             if processed.resume_output_token_ids:
                 await model.input_processor.in_thread(partial(chat._skip_resumed, model.tokenizer))
-            generation.submit(processed, rank)
+            generation.submit(processed, rank, new_reasoning=prepared.new_reasoning)
         except InvalidRequestError as error:
             raise in_terms_of_chat(error, prepared) from error
         return chat

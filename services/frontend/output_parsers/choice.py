@@ -26,8 +26,12 @@ def output_parser(options: ParserOptions) -> OutputParser:
         if tools is None:
             raise ValueError("a parser of nothing")
         return tools
-    is_open = options.reasoning_open or _REASONING_PARSERS[options.reasoning_parser]
-    return ReasoningParser(tools, is_open=is_open)
+    return reasoning_parser(options.reasoning_parser, tools, is_open=options.reasoning_open)
+
+
+def reasoning_parser(name: str, inner: OutputParser | None, *, is_open: bool) -> ReasoningParser:
+    """By its name. is_open: the prompt has opened the reasoning already."""
+    return ReasoningParser(inner, is_open=is_open or _REASONING_PARSERS[name])
 
 
 def families(model_type: str, chat_template: str) -> tuple[str | None, str | None]:

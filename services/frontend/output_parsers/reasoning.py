@@ -26,6 +26,11 @@ class ReasoningParser:
     def tool_calls(self) -> int:
         return 0 if self._inner is None else self._inner.tool_calls
 
+    @property
+    def is_undecided(self) -> bool:
+        """What came so far may be the mark, or content from the beginning."""
+        return self._is_at_start and not self._is_open and not self._is_over
+
     def feed(self, text: str) -> list[OutputDelta]:
         if self._is_over:
             return self._feed_inner(text)

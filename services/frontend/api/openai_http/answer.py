@@ -115,9 +115,10 @@ class AnswerResponse(Response):
         else:
             await self._send_error(error, send)
             return
-        # A client that was cut because it does not read would never take it.
+        # A client that does not read, perhaps cut for that before, would never take it.
+        timeout_s = STATUS_TIMEOUT_S if error else self._runs[0].generation.write_timeout_s
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STATUS_TIMEOUT_S if error else None):
+            async with asyncio.timeout(timeout_s):
                 await send({"type": "http.response.body", "body": last})
 
     def _event(self, run: Run[Any], choices: list[Choice], usage: dict[str, Any] | None = None) -> bytes:
