@@ -55,7 +55,7 @@ class Spawning:
         self.workers: list[IdleWorker] = []
         self._news = asyncio.Condition()
 
-    async def start(self, role: Role, settings: FrontendSettings) -> IdleWorker:
+    async def start(self, role: Role, settings: FrontendSettings, environment: Mapping[str, str]) -> IdleWorker:
         if self.num_failures:
             self.num_failures -= 1
             raise NO_ROOM
@@ -119,5 +119,5 @@ async def test_a_process_that_could_not_be_made_leaves_no_socket(monkeypatch: py
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
     monkeypatch.setattr(socket, "socketpair", lambda: ends)
     with pytest.raises(OSError, match="unavailable"):
-        await WorkerHandle.start(Role(0, is_worker=True), FrontendSettings(cache_dir=tmp_path))
+        await WorkerHandle.start(Role(0, is_worker=True), FrontendSettings(cache_dir=tmp_path), {})
     assert [end.fileno() for end in ends] == [-1, -1]
