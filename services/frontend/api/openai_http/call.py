@@ -19,7 +19,7 @@ from stepwire.errors import InvalidRequestError
 
 Body = TypeVar("Body", bound=BaseModel)
 
-# Above the longest prompt that fits an engine, in any notation; parsing holds the interpreter for all of it.
+# A prompt of a million tokens fits, as text or as ids; parsing holds the interpreter, so there is no more room.
 MAX_BODY_BYTES = 8 * 1024 * 1024
 # A few milliseconds of parsing; beyond, other streams would notice.
 MAX_BYTES_ON_LOOP = 256 * 1024
