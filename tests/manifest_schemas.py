@@ -36,9 +36,9 @@ def schema_findings(items: Iterable[Manifest], version: str) -> Iterator[str]:
 
 
 def custom_findings(items: Iterable[Manifest]) -> list[str]:
-    """What an operator would refuse: wrong kinds and types. Misspelt fields pass, but for InferencePool's."""
+    """What an operator would refuse or drop: wrong kinds, types and values, and misspelt fields."""
     node = require_program("node", how="Node.js 20 or newer")
-    if not (ROOT / "node_modules" / "@kubernetes-models").is_dir():
+    if not all((ROOT / "node_modules" / name).is_dir() for name in ("@kubernetes-models", "typescript")):
         require_program("npm-packages-of-package.json", how="npm ci")
     program = ROOT / "tests" / "k8s" / "validate_custom_resources.mjs"
     custom = [item for item in items if item["kind"] in CUSTOM]

@@ -43,6 +43,7 @@ type Options struct {
 type Client struct {
 	v1.GenerationServiceClient
 	v1.ChatServiceClient
+	v1.EmbeddingServiceClient
 	v1.TokenizationServiceClient
 	v1.ModelServiceClient
 	connection *grpc.ClientConn
@@ -58,6 +59,7 @@ func Connect(target string, options Options) (*Client, error) {
 	return &Client{
 		GenerationServiceClient:   v1.NewGenerationServiceClient(connection),
 		ChatServiceClient:         v1.NewChatServiceClient(connection),
+		EmbeddingServiceClient:    v1.NewEmbeddingServiceClient(connection),
 		TokenizationServiceClient: v1.NewTokenizationServiceClient(connection),
 		ModelServiceClient:        v1.NewModelServiceClient(connection),
 		connection:                connection,

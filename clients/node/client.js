@@ -60,6 +60,10 @@ export class Client {
     return this.#generation('ChatService', 'ChatStream', request, options);
   }
 
+  embed(request, options) {
+    return this.#unary('EmbeddingService', 'Embed', request, options);
+  }
+
   abort(requestIds, options) {
     return this.#lookup('GenerationService', 'Abort', { request_ids: requestIds }, options);
   }

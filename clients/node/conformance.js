@@ -13,6 +13,7 @@ const METHODS = {
   'GenerationService/Abort': (request, options) => client.abort(request.request_ids, options),
   'ChatService/Chat': (request, options) => client.chat(request, options),
   'ChatService/ChatStream': (request, options) => client.chatStream(request, options),
+  'EmbeddingService/Embed': (request, options) => client.embed(request, options),
   'TokenizationService/Tokenize': ({ texts, model, add_special_tokens, return_offsets }, options) =>
     client.tokenize(texts, {
       model,

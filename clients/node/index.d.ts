@@ -59,6 +59,8 @@ export class Client {
   chat(request: ProtoMessage, options?: CallOptions): Promise<ProtoMessage>;
   /** ChatRequest -> Accepted, deltas, one Finished per choice. Leaving the loop aborts the request. */
   chatStream(request: ProtoMessage, options?: StreamOptions): AsyncGenerator<ProtoMessage, void, void>;
+  /** EmbedRequest -> EmbedResponse: one vector for each input, in order; one input that fails is the failure of all. */
+  embed(request: ProtoMessage, options?: CallOptions): Promise<ProtoMessage>;
   /** End requests of this caller by id; the AbortResponse tells which were live. */
   abort(requestIds: string[], options?: CallOptions): Promise<ProtoMessage>;
   /** TokenizeResponse: one encoding for each text, in order. */

@@ -10,7 +10,7 @@ const shared = (name, inRepository) => {
   return existsSync(copy) ? copy : fileURLToPath(new URL(inRepository, import.meta.url));
 };
 
-const SERVICES = ['generation', 'chat', 'tokenization', 'model'];
+const SERVICES = ['generation', 'chat', 'embedding', 'tokenization', 'model'];
 
 const definition = loadSync(
   SERVICES.map((name) => `stepwire/v1/${name}_service.proto`),

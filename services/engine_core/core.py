@@ -21,8 +21,9 @@ from engine_core.model_executor.executor import Executor
 from engine_core.protocol_check import protocol_error
 from engine_core.reason_counter import ReasonCounter
 from engine_core.resolved_config import ResolvedConfig
-from engine_core.scheduler.output import EngineCoreOutput, ModelRunnerOutput, RequestError, SchedulerOutput
+from engine_core.scheduler.output import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.request import Request, RequestKey, RequestStatus
+from engine_core.scheduler.request_error import RequestError
 from engine_core.scheduler.scheduler import Scheduler
 from engine_core.step_times import StepListener, StepStamps, StepTimes
 from engine_core.structured_output.bitmask import GrammarBitmask

@@ -33,15 +33,9 @@ from engine_core.messages import (
 from engine_core.model_executor.executor import ExecutorFailedError
 from engine_core.output_queue import OutputQueue
 from engine_core.reason_counter import ReasonCounter
-from engine_core.scheduler.output import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    Finish,
-    FinishReason,
-    RequestError,
-    SchedulerStats,
-)
+from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason, SchedulerStats
 from engine_core.scheduler.request import Request, RequestKey
+from engine_core.scheduler.request_error import RequestError
 from engine_core.step_progress import StepProgress
 from engine_core.utilities import DrainRequest, Utilities
 from stepwire.errors import InvariantViolation

@@ -15,8 +15,9 @@ import grpc
 from engine_core.core_proc import EngineCoreProc
 from engine_core.messages import Add, PingStepLoop, Pong, UtilityCall, UtilityResult
 from engine_core.request_wire import decode_abort_reason, decode_request
-from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason, RequestError
+from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason
 from engine_core.scheduler.request import Request
+from engine_core.scheduler.request_error import RequestError
 from engine_core.session import Session, SessionError
 from engine_core.utility_wire import decode_operation
 from stepwire import tracing

@@ -10,8 +10,9 @@ import enum
 from dataclasses import dataclass
 
 from engine_core.operations import Operation, OperationResult
-from engine_core.scheduler.output import EngineCoreOutputs, RequestError
+from engine_core.scheduler.output import EngineCoreOutputs
 from engine_core.scheduler.request import Request, RequestKey
+from engine_core.scheduler.request_error import RequestError
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,10 @@ class Outbox:
         is_late = bool(waiting) and self._clock() - self._last_taken > self._max_age_s
         return is_late or self._is_cut or sum(map(_num_bytes, waiting)) > self._max_bytes
 
+    def note_written(self) -> None:
+        """A frame has gone out: whoever reads is slow at most. Called by the output thread."""
+        self._last_taken = self._clock()
+
     def take(self) -> list[OutputMessage] | None:
         """Wait for messages and take them all, pongs first and outputs merged; None = the end."""
         while not self._is_done:

@@ -115,6 +115,8 @@ class EngineProcess:
             ping_timeout_ms=self._settings.ping_timeout_ms,
             data_parallel_rank=self._settings.data_parallel_rank,
             data_parallel_size=self._settings.data_parallel_size,
+            tensor_parallel_size=self._settings.tensor_parallel_size,
+            pipeline_parallel_size=self._settings.pipeline_parallel_size,
             num_frontends=lambda: len(self._sessions),
         )
         servicer = EngineCoreServicer(encoder, self._lifecycle, self._output_queue, self._sessions, self._meter)

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator
 
 from engine_core.resolved_config import ResolvedConfig
-from engine_core.scheduler.output import RequestError
 from engine_core.scheduler.pooling import EMBED, PoolingParams
 from engine_core.scheduler.request import MAX_PATTERN_TOKENS, NO_LOGPROBS, Request
+from engine_core.scheduler.request_error import RequestError
 from stepwire.packed_logprobs import MAX_CHOSEN_TOKEN_IDS, MAX_PROMPT_ENTRIES, WHOLE_VOCABULARY, num_entries
 
 

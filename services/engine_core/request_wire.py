@@ -46,7 +46,7 @@ def decode_request(session_id: str, message: pb.EngineCoreRequest, now: float) -
         priority=message.priority,
         client_class=message.client_class,
         logprobs=_decode_logprobs(message),
-        grammar_spec=_decode_grammar(message.structured_output),
+        grammar_spec=_decode_grammar(message.structured_output) if message.HasField("structured_output") else None,
         pooling=_decode_pooling(message.pooling) if message.HasField("pooling") else None,
     )
 
@@ -87,11 +87,11 @@ def _decode_sampling(message: pb.EngineSamplingParams) -> SamplingParams:
     )
 
 
-def _decode_grammar(message: common_pb2.StructuredOutput) -> GrammarSpec | None:
+def _decode_grammar(message: common_pb2.StructuredOutput) -> GrammarSpec:
     kind = message.WhichOneof("spec")
     match kind:
         case None:
-            return None
+            raise ValueError("structured_output.spec: no kind of constraint that this engine knows")
         case "json_object":
             return GrammarSpec(kind, "")
         case "choice":

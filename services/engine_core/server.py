@@ -134,6 +134,7 @@ class EngineCoreServicer(engine_core_pb2_grpc.EngineCoreServiceServicer):
                 self._meter.made(time.perf_counter() - began)
                 session.batch_seq += frame.HasField("outputs")
                 yield frame
+                session.outbox.note_written()
 
     def _wait_running(self, context: grpc.ServicerContext) -> EngineCoreProc:
         remaining = context.time_remaining()

@@ -23,7 +23,8 @@ from engine_core.model_executor.executor import ExecutorFailedError
 from engine_core.output_queue import OutputQueue
 from engine_core.pause import PauseControl
 from engine_core.profile_control import ProfileControl
-from engine_core.scheduler.output import EngineCoreOutput, RequestError
+from engine_core.scheduler.output import EngineCoreOutput
+from engine_core.scheduler.request_error import RequestError
 from engine_core.sleep import SleepControl
 from engine_core.state_dump import dump_state
 from engine_core.utility_times import OK, UtilityTimes

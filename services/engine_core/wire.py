@@ -10,15 +10,9 @@ from collections.abc import Callable
 from engine_core.lifecycle import EngineLifecycle, EngineState
 from engine_core.messages import EngineCoreDead, OutputMessage, Pong, ShutdownNotice, UtilityResult
 from engine_core.resolved_config import ResolvedConfig
-from engine_core.scheduler.output import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    Finish,
-    FinishReason,
-    RequestError,
-    SchedulerStats,
-)
+from engine_core.scheduler.output import EngineCoreOutput, EngineCoreOutputs, Finish, FinishReason, SchedulerStats
 from engine_core.scheduler.request import EventType
+from engine_core.scheduler.request_error import RequestError
 from engine_core.step_progress import StepProgress
 from engine_core.utility_wire import encode_result
 from stepwire import __version__
@@ -48,12 +42,17 @@ _EVENTS: dict[EventType, pb.EventType.ValueType] = {
 def encode_error(error: RequestError) -> common_pb2.EngineError:
     return common_pb2.EngineError(
         reason=error.reason,
-        message=error.message,
+        message=sendable(error.message),
         grpc_code=status_code(error.reason).value[0],
         retryable=error.retryable,
         retry_after_ms=error.retry_after_ms,
-        cause_type=error.cause_type,
+        cause_type=sendable(error.cause_type),
     )
+
+
+def sendable(text: str) -> str:
+    """As a proto field takes it: what quotes a request may hold half a character, and must not end a stream."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class FrameEncoder:
@@ -71,6 +70,8 @@ class FrameEncoder:
         ping_timeout_ms: int,
         data_parallel_rank: int,
         data_parallel_size: int,
+        tensor_parallel_size: int,
+        pipeline_parallel_size: int,
         num_frontends: Callable[[], int],
     ) -> None:
         self._engine_id = engine_id
@@ -82,6 +83,8 @@ class FrameEncoder:
         self._ping_timeout_ms = ping_timeout_ms
         self._data_parallel_rank = data_parallel_rank
         self._data_parallel_size = data_parallel_size
+        self._tensor_parallel_size = tensor_parallel_size
+        self._pipeline_parallel_size = pipeline_parallel_size
         self._num_frontends = num_frontends
 
     def ready(self, config: ResolvedConfig | None) -> pb.Ready:
@@ -92,8 +95,8 @@ class FrameEncoder:
             boot_id=self._boot_id,
             data_parallel_rank=self._data_parallel_rank,
             data_parallel_size=self._data_parallel_size,
-            tensor_parallel_size=1,
-            pipeline_parallel_size=1,
+            tensor_parallel_size=self._tensor_parallel_size,
+            pipeline_parallel_size=self._pipeline_parallel_size,
             ping_interval_ms=self._ping_interval_ms,
             ping_timeout_ms=self._ping_timeout_ms,
             state=_STATES[self._lifecycle.state],
@@ -181,8 +184,8 @@ class FrameEncoder:
     def _dead(self, dead: EngineCoreDead, live_handles: set[int]) -> pb.EngineDead:
         return pb.EngineDead(
             cause=pb.EngineDeathCause.Value(f"ENGINE_DEATH_CAUSE_{dead.cause.name}"),
-            cause_type=dead.cause_type,
-            message=dead.message,
+            cause_type=sendable(dead.cause_type),
+            message=sendable(dead.message),
             boot_id=self._boot_id,
             last_step=dead.last_step,
             lost_handles=sorted(live_handles),

@@ -85,6 +85,20 @@ class Admission:
                 f"{limits.num_prompt_tokens} this server holds at once",
             )
 
+    def check_batch(self, caller: Caller, field: str, num_requests: int, num_choices: int) -> None:
+        """As `check_possible`, for the requests that one call begins at once; `field` is what lists their prompts."""
+        limit = self._limits.times(caller.share).num_requests
+        if num_requests > 1 and num_requests * num_choices > limit:
+            raise InvalidRequestError.of_field(
+                field if num_choices <= limit else "sampling.n",
+                f"{num_requests} x {num_choices} choices are more than the {limit} this server runs at once",
+            )
+        most = caller.most_at_once
+        if most is not None and num_requests > most:
+            raise InvalidRequestError.of_field(
+                field, f"{num_requests} requests at once are more than the {most} a minute that this token has"
+            )
+
     def _check_share(self, caller: Caller, more: Held) -> None:
         if caller.share >= 1:
             return

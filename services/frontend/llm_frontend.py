@@ -166,6 +166,10 @@ class LLMFrontend:
         finally:
             permit.release()
 
+    def check_batch(self, caller: str, client_class: str, field: str, num_requests: int, num_choices: int = 1) -> None:
+        """Before one call begins several requests. Raises InvalidRequestError when so many can never run."""
+        self._admission.check_batch(self.gate.identify(caller, client_class), field, num_requests, num_choices)
+
     def _admit(self, caller: Caller) -> Permit:
         """The order matters: what is refused for lack of room has used nothing of a rate."""
         caller.check_model(self.model.facts.model)

@@ -20,7 +20,7 @@ def trace_tokenize(duration_s: float, num_tokens: int) -> None:
     if not trace.get_current_span().is_recording():
         return
     if duration_s > LONG_S or tracing.detail.is_wanted():
-        end_ns = time.time_ns()
+        now, clock = time.monotonic(), tracing.WallClock()
         attributes = {"gen_ai.usage.input_tokens": num_tokens}
-        span = tracing.tracer.start_span(SPAN_NAME, attributes=attributes, start_time=end_ns - int(duration_s * 1e9))
-        span.end(end_ns)
+        span = tracing.tracer.start_span(SPAN_NAME, attributes=attributes, start_time=clock.at(now - duration_s))
+        span.end(clock.at(now))

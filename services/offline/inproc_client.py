@@ -63,6 +63,8 @@ class InprocClient:
             ping_timeout_ms=settings.ping_timeout_ms,
             data_parallel_rank=0,
             data_parallel_size=1,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            pipeline_parallel_size=settings.pipeline_parallel_size,
             num_frontends=_one_frontend,
         )
         self.facts = to_facts(self._encoder.ready(started.core.config))

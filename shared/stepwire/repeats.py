@@ -28,11 +28,11 @@ Key = tuple[str, str, str]
 
 @dataclass(slots=True)
 class _Seen:
-    """One fault. `num_silent`: those since its last line."""
+    """One fault. `newest`: the last repeat without a line, if there is one since the last line."""
 
     last_line: float
     num: int = 1
-    num_silent: int = 0
+    newest: logging.LogRecord | None = None
 
 
 class RepeatHandler(logging.StreamHandler[TextIO]):
@@ -63,29 +63,39 @@ class RepeatHandler(logging.StreamHandler[TextIO]):
         seen.num += 1
         if self._clock() - seen.last_line >= self._interval_s:
             return self._again(record, key, seen)
-        seen.num_silent += 1
-        if seen.num_silent == 1:
-            timer = threading.Timer(self._interval_s, self.tell, (record, key))
+        if seen.newest is None:
+            timer = threading.Timer(self._interval_s, self._tell, (key,))
             timer.daemon = True
             timer.start()
+        seen.newest = _without_exception(record)
         return None
 
-    def tell(self, record: logging.LogRecord, key: Key) -> None:
-        """The interval is over that began with this repeat; any thread."""
+    def close(self) -> None:
+        """Also at the end of the process: what is counted is told."""
+        for key in list(self._seen):
+            self._tell(key)
+        super().close()
+
+    def _tell(self, key: Key) -> None:
         with self.lock or contextlib.nullcontext():
             seen = self._seen.get(key)
-            if seen is not None and seen.num_silent:
-                super().emit(self._again(record, key, seen))
-                self.flush()
+            if seen is not None and seen.newest is not None:
+                super().emit(self._again(seen.newest, key, seen))
 
     def _again(self, record: logging.LogRecord, key: Key, seen: _Seen) -> logging.LogRecord:
         """About the same request, without the traceback."""
-        seen.last_line, seen.num_silent = self._clock(), 0
-        line = copy.copy(record)
+        seen.last_line, seen.newest = self._clock(), None
+        line = _without_exception(record)
         _, _, origin = key
         line.msg, line.args = "%s again%s, %d times by now", (record.getMessage(), origin and f": {origin}", seen.num)
-        line.exc_info = line.exc_text = None
         return line
+
+
+def _without_exception(record: logging.LogRecord) -> logging.LogRecord:
+    """A copy that keeps no frames, and nothing that is in them."""
+    line = copy.copy(record)
+    line.exc_info = line.exc_text = None
+    return line
 
 
 def _key_of(record: logging.LogRecord) -> Key | None:
@@ -93,6 +103,6 @@ def _key_of(record: logging.LogRecord) -> Key | None:
     error = record.exc_info[1] if record.exc_info else None
     if error is None:
         return (record.name, record.getMessage(), "") if record.levelno >= logging.WARNING else None
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
+    frames = list(traceback.walk_tb(error.__traceback__))
+    place = f"{frames[-1][0].f_code.co_filename}:{frames[-1][1]}" if frames else "nowhere"
     return (record.name, str(record.msg), f"{type(error).__name__} at {place}")

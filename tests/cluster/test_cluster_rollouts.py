@@ -71,6 +71,8 @@ def test_a_roll_back_finds_the_settings_of_before(stack: ClusterStack, undisturb
 
     check_unseen(stack, undisturbed, change)
     assert settings_of(stack.kubectl.get(FRONTENDS)) == before
+    # What is applied from here on is what is there.
+    stack.settings[FRONTEND_MAP]["STEPWIRE_MAX_CONCURRENT_REQUESTS"] = "1000"
 
 
 def test_engines_come_and_go_unseen(stack: ClusterStack, undisturbed: list[Answer]) -> None:

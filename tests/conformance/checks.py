@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -181,6 +182,13 @@ def _tool_call(reply: Reply, wanted: Mapping[str, Any], saved: Saved) -> None:
     assert sorted(json.loads(arguments)) == sorted(wanted["keys"])
 
 
+def _vectors(reply: Reply, wanted: Mapping[str, Any], saved: Saved) -> None:
+    """`{count, dimensions, are_units}`: so many vectors of this size, and whether their length is 1."""
+    vectors = [list(embedding.values) for embedding in reply.messages[0].embeddings]
+    assert [len(vector) for vector in vectors] == [wanted["dimensions"]] * wanted["count"]
+    assert [abs(math.hypot(*vector) - 1) < 1e-4 for vector in vectors] == [wanted["are_units"]] * wanted["count"]
+
+
 def _calls(message: Any) -> Any:
     return message.choices[0].message.tool_calls
 
@@ -205,4 +213,5 @@ CHECKS: dict[str, Callable[[Reply, Any, Saved], None]] = {
     "json_keys": _json_keys,
     "num_logprobs": _num_logprobs,
     "tool_call": _tool_call,
+    "vectors": _vectors,
 }

@@ -12,7 +12,13 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.message import Message
 
-from stepwire.v1 import chat_service_pb2, generation_service_pb2, model_service_pb2, tokenization_service_pb2
+from stepwire.v1 import (
+    chat_service_pb2,
+    embedding_service_pb2,
+    generation_service_pb2,
+    model_service_pb2,
+    tokenization_service_pb2,
+)
 from stepwire_client import CallError, CallFacts, Credentials
 from stepwire_client.short_calls import CLIENT_CLASS_KEY
 
@@ -62,6 +68,9 @@ METHODS = {
         chat_service_pb2.ChatRequest,
         lambda client, request, options: client.chat_stream(request, **options),
         is_stream=True,
+    ),
+    "EmbeddingService/Embed": Method(
+        embedding_service_pb2.EmbedRequest, lambda client, request, options: client.embed(request, **options)
     ),
     "TokenizationService/Tokenize": Method(tokenization_service_pb2.TokenizeRequest, tokenize),
     "TokenizationService/Detokenize": Method(

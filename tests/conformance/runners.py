@@ -23,6 +23,7 @@ from google.protobuf.message import Message
 import skips
 from stepwire.v1 import admin_service_pb2 as admin
 from stepwire.v1 import chat_service_pb2 as chat
+from stepwire.v1 import embedding_service_pb2 as embedding
 from stepwire.v1 import generation_service_pb2 as generation
 from stepwire.v1 import model_service_pb2 as models
 from stepwire.v1 import tokenization_service_pb2 as tokenization
@@ -38,6 +39,7 @@ RESPONSES: dict[str, type[Message]] = {
     "GenerationService/Abort": generation.AbortResponse,
     "ChatService/Chat": chat.ChatResponse,
     "ChatService/ChatStream": chat.ChatStreamResponse,
+    "EmbeddingService/Embed": embedding.EmbedResponse,
     "TokenizationService/Tokenize": tokenization.TokenizeResponse,
     "TokenizationService/Detokenize": tokenization.DetokenizeResponse,
     "ModelService/ListModels": models.ListModelsResponse,

@@ -35,6 +35,7 @@ CHAT = reply_of(
     "ChatService/Chat",
     {"choices": [{"message": {"tool_calls": [{"name": "f", "arguments": '{"a": 1}'}], "content": [{"text": "abc"}]}}]},
 )
+VECTORS = reply_of("EmbeddingService/Embed", {"embeddings": [{"values": [0.6, -0.8]}, {"values": [1, 0]}]})
 ERROR = reply_of(
     "GenerationService/Generate",
     code="INVALID_ARGUMENT",
@@ -67,6 +68,11 @@ EXAMPLES: dict[str, tuple[Reply, Any, Any]] = {
     "json_keys": (JSON, ["a"], ["b"]),
     "num_logprobs": (STREAM, 1, 2),
     "tool_call": (CHAT, {"name": "f", "keys": ["a"]}, {"name": "f", "keys": ["b"]}),
+    "vectors": (
+        VECTORS,
+        {"count": 2, "dimensions": 2, "are_units": True},
+        {"count": 2, "dimensions": 2, "are_units": False},
+    ),
 }
 
 

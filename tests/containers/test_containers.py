@@ -88,6 +88,17 @@ def test_nothing_is_tried_to_be_written_outside_the_mount_and_nothing_is_compile
     assert "kernels" in pair.engine.log()
 
 
+def test_the_memory_limits_leave_room_over_a_load_of_many_answers(pair: Pair):
+    with pair.frontend.generation() as generation:
+        calls = [generation.GenerateStream(request_of(64), timeout=TIMEOUT_S) for _ in range(16)]
+        assert all(list(call) for call in calls)
+    for container in (pair.frontend, pair.engine):
+        status = dict(line.split(":", 1) for line in container.execute("cat", "/proc/1/status").splitlines())
+        peak_bytes = int(status["VmHWM"].split()[0]) * 1024
+        limit_bytes = int(container.inspect("{{.HostConfig.Memory}}"))
+        assert peak_bytes * 1.3 < limit_bytes, f"{container.service}: {peak_bytes / 2**20:.0f} MiB"
+
+
 @pytest.mark.parametrize("service", ["frontend", "engine"])
 def test_a_stop_lets_a_running_answer_come_to_its_end(pair: Pair, service: str):
     stopped: Container = getattr(pair, service)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.containers
 
 MB = 10**6
 # Above the base image.
-LIMITS_BYTES = {"frontend": 350 * MB, "engine-core": 2000 * MB}
+LIMITS_BYTES = {"frontend": 350 * MB, "engine-core": 1800 * MB}
 
 
 @pytest.fixture(autouse=True)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import json_format
 
+from frontend.output_parsers.choice import output_parser
+from frontend.output_parsers.interface import ContentDelta, ParserOptions, ToolCallDelta
 from running_stack import SERVING, Frontend, Service, running_stack, wait_until_zero
 from stepwire.v1 import common_pb2
 from stepwire.v1.chat_service_pb2 import ChatRequest, ChatStreamResponse
+from stepwire.v1.generation_service_pb2 import GenerateRequest
 from stepwire.v1.tokenization_service_pb2 import RenderChatRequest
 
 pytestmark = pytest.mark.slow
@@ -46,7 +50,8 @@ TOOLS = [
 def stack(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Frontend]]:
     with running_stack(embedded_model_dir, tmp_path_factory.mktemp("cache")) as stack:
         engine = stack.engine()
-        frontend = stack.frontend(engine)
+        # The model's template knows no calls, so nothing says in which family's way it might write them.
+        frontend = stack.frontend(engine, flags=("--tool-call-parser", "hermes"))
         frontend.wait_for_health(SERVING)
         yield engine, frontend
 
@@ -127,6 +132,58 @@ def test_a_named_function_is_called(frontend: Frontend) -> None:
     assert call.name == "population"
     _check_arguments(call.name, call.arguments)
     assert (list(choice.message.content), choice.reason) == ([], common_pb2.FINISH_REASON_TOOL_CALLS)
+
+
+GUIDED_CALLS = (
+    r"[A-Z][a-z ,]{3,40}\.\n"
+    r'(<tool_call>\n\{"name": "weather", "arguments": \{"city": "(Paris|London)", "celsius": (true|false)\}\}\n'
+    r"</tool_call>\n?){1,2}"
+)
+
+
+def test_calls_among_text_are_those_that_the_parser_makes_of_what_the_model_generates(frontend: Frontend) -> None:
+    """So small a model does not call by itself, so a grammar makes it say something and then call."""
+    guide = {"regex": GUIDED_CALLS}
+    request = chat(tools=TOOLS, stop={"maxTokens": 200}, output={"tokenIds": True}, structuredOutput=guide)
+    prompt = frontend.tokenization.RenderChat(RenderChatRequest(chat=request), timeout=TIMEOUT_S).token_ids
+    raw = json_format.ParseDict({"structuredOutput": guide, "output": {"tokenIds": True}}, GenerateRequest())
+    raw.token_ids.ids.extend(prompt)
+    raw.sampling.CopyFrom(request.sampling)
+    raw.stop.CopyFrom(request.stop)
+    generated = frontend.generation.Generate(raw, timeout=TIMEOUT_S).completions[0]
+    assert generated.text.count("<tool_call>") > 0
+    read = parsed(generated.text)
+
+    messages = stream(frontend, request)
+    assert token_ids(messages) == list(generated.token_ids)
+    parts = [call for message in messages for call in message.delta.tool_calls]
+    assert (content(messages), joined(parts)) == read
+    assert len(parts) > 4
+    assert messages[-1].finished.reason == common_pb2.FINISH_REASON_TOOL_CALLS
+    for name, arguments in read[1]:
+        assert name == "weather"
+        _check_arguments(name, arguments)
+
+    answer = frontend.chat.Chat(request, timeout=TIMEOUT_S).choices[0].message
+    assert (answer.content[0].text, [(call.name, call.arguments) for call in answer.tool_calls]) == read
+
+
+def parsed(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Content, and name and arguments of each call, as the parser reads the text in one piece."""
+    options = ParserOptions("hermes", None, reasoning_open=False, tool_call_id=lambda: "id")
+    parser = output_parser(options)
+    deltas = [*parser.feed(text), *parser.finish()]
+    calls = [delta for delta in deltas if isinstance(delta, ToolCallDelta)]
+    return "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)), joined(calls)
+
+
+def joined(parts: Sequence[Any]) -> list[tuple[str, str]]:
+    """Fragments of calls put together: name and arguments of each, by index."""
+    calls: dict[int, tuple[str, str]] = {}
+    for part in parts:
+        name, arguments = calls.get(part.index, ("", ""))
+        calls[part.index] = (name + part.name, arguments + part.arguments)
+    return [calls[index] for index in sorted(calls)]
 
 
 def _check_arguments(name: str, text: str) -> None:

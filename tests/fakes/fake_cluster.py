@@ -70,7 +70,7 @@ class FakeCluster:
         if not is_dry:
             self._state["objects"][name] = item
             self._reconcile(item, known)
-        return f"{name} {'configured' if self._fault == 'restless' and known else verdict}"
+        return f"{name} {'configured' if 'restless' in self._faults and known else verdict}"
 
     def _admit(self, pod: dict[str, Any]) -> None:
         is_strict = self._labels().get("pod-security.kubernetes.io/enforce") == "restricted"
@@ -139,7 +139,9 @@ class FakeCluster:
         if "/" in what[0]:
             found: dict[str, Any] = self._state["objects"][what[0]]
             return found
-        lists = {"nodes": [{"status": {"allocatable": {"cpu": "2"}}}], "services": [{"metadata": {"name": "kube-dns"}}]}
+        lists: dict[str, list[Any]] = {"nodes": [{"status": {"allocatable": {"cpu": "2"}}}]}
+        if "no-dns" not in self._faults:
+            lists["services"] = [{"metadata": {"name": "kube-dns"}}]
         return {"items": lists.get(what[0], [])}
 
     def delete(self, what: list[str], manifests: str | None) -> None:

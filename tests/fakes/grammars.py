@@ -38,6 +38,7 @@ OUTPUTS = {
     "choice": 'a "quoted" é\n',
     "structural_tag": "<a>xx</a>",
 }
+_DEEP = "(" * 60_000 + "a" + ")" * 60_000
 BROKEN = [
     GrammarSpec("json_schema", '{"type": '),
     GrammarSpec("json_schema", "5"),
@@ -50,6 +51,23 @@ BROKEN = [
     GrammarSpec("json_schema", '{"enum": []}'),
     GrammarSpec("json_schema", '{"not": {"type": "string"}}'),
     GrammarSpec("json_schema", '{"type": "array", "items": ' * 5000 + "{}" + "}" * 5000),
+    # Each of these would overflow the stack of the compiler.
+    GrammarSpec("json_schema", json.dumps({"type": "string", "pattern": _DEEP})),
+    GrammarSpec("json_schema", json.dumps({"type": "object", "patternProperties": {_DEEP: {}}})),
+    GrammarSpec("json_schema", json.dumps({"type": "object", "propertyNames": {"type": "string", "pattern": _DEEP}})),
+    GrammarSpec("regex", _DEEP),
+    GrammarSpec(
+        "structural_tag",
+        json.dumps(
+            {
+                "type": "structural_tag",
+                "format": {"type": "json_schema", "json_schema": {"type": "string", "pattern": _DEEP}},
+            }
+        ),
+    ),
+    # Half a character in the text of the error.
+    GrammarSpec("json_schema", '{"type": "object", "properties": {"\\ud800": {"not": {}}}}'),
+    GrammarSpec("json_schema", '{"type": "string", "format": "\\ud800"}'),
     GrammarSpec("regex", "(["),
     GrammarSpec("regex", "*"),
     GrammarSpec("regex", r"(a)\1"),

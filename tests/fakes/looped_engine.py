@@ -17,8 +17,9 @@ from engine_core.messages import Add, OutputMessage, UtilityCall, UtilityResult,
 from engine_core.operations import Operation, OperationResult
 from engine_core.output_queue import OutputQueue
 from engine_core.resolved_config import ServedModel
-from engine_core.scheduler.output import EngineCoreOutputs, Finish, RequestError
+from engine_core.scheduler.output import EngineCoreOutputs, Finish
 from engine_core.scheduler.request import Request, SamplingParams, StopConditions
+from engine_core.scheduler.request_error import RequestError
 from engine_core.startup import LoadedModel, start_engine
 from engine_core.step_progress import StepProgress
 from fakes.fake_executor import FakeExecutor

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from engine_core.scheduler.request_error import RequestError
+
 
 class ScriptedGrammar:
     """Implements `Grammar`. Accepts `allowed` (None = every token) and ends with `end`."""
@@ -12,7 +14,7 @@ class ScriptedGrammar:
         self, *, is_ready: bool = False, allowed: Container[int] | None = None, end: int | None = None
     ) -> None:
         self.is_ready = is_ready
-        self.error: str | None = None
+        self.error: RequestError | None = None
         self.accepted: list[int] = []
         self._allowed = allowed
         self._end = end

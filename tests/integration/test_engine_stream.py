@@ -157,6 +157,12 @@ def test_a_handle_sent_again_is_ignored(engine: RunningEngine) -> None:
     ("request_fields", "finish_reason", "error_reason", "words"),
     [
         ({"prompt_token_ids": b"abc"}, pb.ENGINE_FINISH_REASON_ERROR, "REQUEST_FAILED", "multiple of 4"),
+        (
+            {"structured_output": common_pb2.StructuredOutput()},
+            pb.ENGINE_FINISH_REASON_ERROR,
+            "REQUEST_FAILED",
+            "no kind of constraint",
+        ),
         ({"prompt_token_ids": b""}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "prompt_token_ids"),
         ({"prompt_token_ids": token_array.pack([512])}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "512"),
         ({"stop_token_ids": [9999]}, pb.ENGINE_FINISH_REASON_REJECTED, "FIELD_INVALID", "9999"),

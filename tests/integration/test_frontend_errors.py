@@ -84,6 +84,20 @@ async def test_priority_and_class_travel_to_an_engine_that_serves_by_priority(en
     assert (failure.code, failure.fields) == (Code.INVALID_ARGUMENT, ["x-gateway-inference-fairness-id"])
 
 
+async def test_the_objective_of_a_gateway_is_the_class_of_a_request_without_a_fairness_id(
+    frontend: RunningFrontend, engine: FakeEngine
+):
+    objective = ("x-gateway-inference-objective", "batch")
+    fairness = ("x-gateway-inference-fairness-id", "gold")
+    for metadata in ((objective,), (objective, fairness)):
+        await frontend.generation.Generate(request(), metadata=metadata)
+    assert [add.client_class for add in engine.adds] == ["batch", "gold"]
+    failure = await failure_of(
+        frontend.generation.Generate(request(), metadata=(("x-gateway-inference-objective", "x" * 200),))
+    )
+    assert (failure.code, failure.fields) == (Code.INVALID_ARGUMENT, ["x-gateway-inference-objective"])
+
+
 async def test_request_id_in_flight_already_exists(frontend: RunningFrontend, engine: FakeEngine):
     engine.may_step.clear()
     first = frontend.stream(request(request_id="same"))

@@ -123,6 +123,7 @@ async def test_models_and_server_info(frontend: RunningFrontend, engine: FakeEng
     assert (attached.engine_id, attached.state) == ("fake-0", common_pb2.ENGINE_STATE_RUNNING)
     assert attached.kv_cache_tokens == engine.ready.kv_cache_tokens
     assert info.instance_id == engine.hellos[0].session_id
+    assert info.api_revision >= info.min_client_revision >= 1
 
 
 async def test_tokenize_and_detokenize(frontend: RunningFrontend):

@@ -53,7 +53,14 @@ _GOOD: dict[str, Message] = {
         tokenization_service_pb2.DetokenizeRequest(sequences=[common_pb2.TokenIds(ids=[5, 6])]),
     )
 }
-_KEYS = ("authorization", "x-request-id", "x-data-parallel-rank", "x-gateway-inference-fairness-id", "traceparent")
+_KEYS = (
+    "authorization",
+    "x-request-id",
+    "x-data-parallel-rank",
+    "x-gateway-inference-fairness-id",
+    "x-gateway-inference-objective",
+    "traceparent",
+)
 _VALUES = ("", "0", "-1", "7", "1e9", "9" * 400, "Bearer ", "Bearer a b", "a" * 300, "%s{0}", "<x>; y=z", "00-0-0-00")
 Metadata = list[tuple[str, str]]
 metadata = st.lists(st.tuples(st.sampled_from(_KEYS), st.sampled_from(_VALUES)), max_size=2)

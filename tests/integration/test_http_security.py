@@ -11,6 +11,8 @@ import trustme
 
 from fakes.fake_engine import FakeEngine
 from free_ports import free_port
+from frontend.api.openai_http import call
+from frontend.api.openai_http.call import MAX_BODY_BYTES
 from running_frontend import SERVING, running_frontend
 
 TOKENS = """
@@ -65,6 +67,16 @@ async def test_without_a_good_token_every_route_is_closed(http: httpx2.AsyncClie
     assert (await http.get("/health")).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["v1/completions", "v1/chat/completions", "v1/embeddings", "tokenize", "detokenize"])
+async def test_a_strangers_body_is_not_looked_at(http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, path: str):
+    parsed: list[object] = []
+    monkeypatch.setattr(call, "_parse", lambda *given: parsed.append(given))
+    for body in (b"{", b'{"prompt": 5}', b'{"prompt": [' + b'"a",' * 100_000 + b'"a"]}', b" " * (MAX_BODY_BYTES + 1)):
+        response = await http.post(f"/{path}", content=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (401, "unauthenticated")
+    assert parsed == []
+
+
 async def test_a_token_lets_in_with_its_class(http: httpx2.AsyncClient, engine: FakeEngine):
     claimed = {**bearer("alice"), "x-gateway-inference-fairness-id": "platinum"}
     assert (await http.post("/v1/completions", json=PROMPT, headers=claimed)).status_code == 200
@@ -78,6 +90,21 @@ async def test_a_rate_says_when_to_come_again_and_a_model_is_forbidden(http: htt
     assert (response.status_code, response.json()["error"]["type"]) == (429, "rate_limit_error")
     assert int(response.headers["retry-after"]) > 0
     assert (await http.post("/v1/completions", json=PROMPT, headers=bearer("eve"))).status_code == 403
+
+
+async def test_a_batch_that_can_never_run_is_not_told_to_come_again(http: httpx2.AsyncClient, engine: FakeEngine):
+    for path, fields, field in (
+        ("completions", {**PROMPT, "prompt": ["a", "b"]}, "prompt"),
+        ("embeddings", {"input": ["a", "b"]}, "input"),
+    ):
+        response = await http.post(f"/v1/{path}", json=fields, headers=bearer("bob"))
+        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+        assert "retry-after" not in response.headers
+    response = await http.post(
+        "/v1/completions", json={**PROMPT, "prompt": ["a"] * 600, "n": 2}, headers=bearer("alice")
+    )
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+    assert engine.adds == []
 
 
 async def test_certificates_are_read_again(engine: FakeEngine, tmp_path: Path):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from inference_pool_schema import pool_findings
 from manifest_pods import check_pods
 from manifest_references import check_references
 from manifest_schemas import VERSIONS, custom_findings, schema_findings
@@ -73,6 +74,37 @@ def test_a_custom_resource_of_the_wrong_type_is_found():
     assert findings[1] == "PodMonitor/a: no operator has monitoring.coreos.com/v9 PodMonitor"
 
 
+# Component on the overlay cpu, kind, where a field is that no operator knows.
+MISSPELT: list[tuple[tuple[str, ...], str, list[str | int]]] = [
+    (("keda",), "ScaledObject", ["spec", "cooldownSeconds"]),
+    (("keda",), "ScaledObject", ["spec", "fallback", "replica"]),
+    (("pod-monitor",), "PodMonitor", ["spec", "podMetricsEndpoints", 0, "intervall"]),
+    (("prometheus-rules",), "PrometheusRule", ["spec", "groups", 0, "rules", 0, "labelz"]),
+    (("gateway-api",), "Gateway", ["spec", "listeners", 0, "hostName"]),
+    (("gateway-api",), "HTTPRoute", ["spec", "rules", 0, "timeout"]),
+    (("gateway-api",), "GRPCRoute", ["spec", "rules", 0, "timeouts"]),
+    (("mtls", "cert-manager"), "Certificate", ["spec", "renewBeforeDays"]),
+    (("mtls", "cert-manager"), "Issuer", ["spec", "selfsigned"]),
+]
+
+
+def test_misspelt_fields_of_custom_resources_are_found():
+    resources = []
+    for components, kind, path in MISSPELT:
+        resources.append(copy.deepcopy(of_kind(render(Build("overlays/cpu", components)), kind)[0]))
+        *parents, last = path
+        place: Any = resources[-1]
+        for key in parents:
+            place = place[key]
+        place[last] = {}
+    # All at once: reading the declarations takes seconds.
+    findings = custom_findings(resources)
+    assert len(findings) == len(MISSPELT)
+    for finding, resource, (_, _, path) in zip(findings, resources, MISSPELT, strict=True):
+        assert finding.startswith(f"{name_of(resource)}: ")
+        assert f'"{path[-1]}"' in finding
+
+
 @pytest.mark.parametrize(
     ("path", "value", "finding"),
     [
@@ -89,13 +121,13 @@ def test_a_custom_resource_of_the_wrong_type_is_found():
 def test_a_fault_of_an_inference_pool_is_found(path: list[str], value: object, finding: str):
     [found] = of_kind(render(Build("overlays/colocated", ("inference-pool",))), "InferencePool")
     pool = copy.deepcopy(found)
-    assert custom_findings([pool]) == []
+    assert list(pool_findings(pool)) == []
     *parents, last = path
     place: Any = pool
     for key in parents:
         place = place[key]
     place[last] = value
-    [sentence] = custom_findings([pool])
+    [sentence] = pool_findings(pool)
     assert finding in sentence
 
 

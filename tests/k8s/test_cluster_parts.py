@@ -116,7 +116,9 @@ class Answers:
         return str(self._answers[name])
 
     def items(self, *args: str) -> list[Manifest]:
-        items: list[Manifest] = self._answers.get(args[0], [])
+        if args[0] not in self._answers:
+            raise KubectlError(args, f"{args[0]} is forbidden")
+        items: list[Manifest] = self._answers[args[0]]
         return items
 
 

@@ -89,6 +89,7 @@ def limits(draw: st.DrawFn) -> dict[str, object]:
         "max_model_len": MAX_MODEL_LEN,
         "max_queued_requests": draw(st.sampled_from([3, 50, 50, 50])),
         "max_queued_tokens": draw(st.sampled_from([40, 999, 999, 999])),
+        "prefill_tokens_beside_decodes": draw(st.sampled_from([0, 1, 2, 3, 5])),
         "max_num_partial_prefills": draw(st.sampled_from([0, 1, 2])) if is_chunked else 0,
         "scheduling_policy": draw(st.sampled_from(["fair", "fcfs", "priority"])),
         "class_weights": draw(st.sampled_from([{}, {"gold": 3}, {"gold": 2, "*": 5}])),

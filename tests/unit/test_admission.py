@@ -72,6 +72,26 @@ def test_what_can_never_fit_is_the_callers_fault():
     assert [violation.field for violation in caught.value.violations] == ["prompt"]
 
 
+@pytest.mark.parametrize(
+    ("num_requests", "num_choices", "field"), [(9, 1, "prompt"), (3, 3, "prompt"), (2, 9, "sampling.n")]
+)
+def test_a_batch_that_can_never_run_is_the_callers_fault(num_requests: int, num_choices: int, field: str):
+    admission = Admission(8, 100)
+    with pytest.raises(InvalidRequestError) as caught:
+        admission.check_batch(A, "prompt", num_requests, num_choices)
+    assert [violation.field for violation in caught.value.violations] == [field]
+    admission.check_batch(A, "prompt", 4, 2)
+
+
+@pytest.mark.parametrize("grant", [Grant("few", b"", share=0.5), Grant("few", b"", requests_per_minute=4)])
+def test_a_batch_beyond_what_its_token_ever_has_is_the_callers_fault(grant: Grant):
+    caller, admission = Caller("few", "", GrantUse(grant, Clock())), Admission(8, 100)
+    admission.check_batch(caller, "inputs", 4, 1)
+    with pytest.raises(InvalidRequestError, match=r"inputs: 5 .* more than the 4"):
+        admission.check_batch(caller, "inputs", 5, 1)
+    assert len(fill(admission, caller)) >= 4
+
+
 def test_release_twice_gives_back_once():
     admission = Admission(4, 100)
     permit = admission.enter()

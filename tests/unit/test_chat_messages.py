@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from google.protobuf import json_format
 
-from frontend.chat.messages import read_messages
+from frontend.chat import messages
+from frontend.chat.messages import MAX_ARGUMENTS_CHARS, MAX_MESSAGES, read_messages
 from frontend.input_processor.field_checks import FieldChecks
 from stepwire.errors import InvalidRequestError
 from stepwire.v1.chat_service_pb2 import Message
@@ -76,6 +77,19 @@ def test_wrong_messages_are_named(fields: dict[str, object], field: str):
         read(user("hello"), message(**fields))
     assert [violation.field for violation in caught.value.violations] == [field]
     assert caught.value.reason == "FIELD_INVALID"
+
+
+def test_arguments_are_measured_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch):
+    parsed: list[str] = []
+    monkeypatch.setattr(messages.json, "loads", parsed.append)
+    with pytest.raises(InvalidRequestError, match=f"arguments: .* at most {MAX_ARGUMENTS_CHARS}"):
+        read(message(**call_with('{"a": "' + "x" * MAX_ARGUMENTS_CHARS + '"}')))
+    assert parsed == []
+
+
+def test_more_messages_than_anybody_has_are_refused():
+    with pytest.raises(InvalidRequestError, match=f"messages: .* at most {MAX_MESSAGES}"):
+        read(*[user("x")] * (MAX_MESSAGES + 1))
 
 
 def test_an_empty_conversation_is_refused():

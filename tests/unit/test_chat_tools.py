@@ -7,6 +7,7 @@ import json
 import pytest
 from google.protobuf import json_format
 
+from frontend.chat import tools
 from frontend.chat.tools import MAX_SCHEMA_CHARS, MAX_TOOLS, ToolMode, ToolPlan, read_tools
 from frontend.input_processor.field_checks import FieldChecks
 from stepwire.errors import InvalidRequestError
@@ -73,6 +74,15 @@ def test_a_schema_of_text_keeps_its_order():
     text = '{"type": "object", "properties": {"b": {}, "a": {}}}'
     (tool,) = plan(tools=[{"name": "f", "parametersJson": text}]).tools
     assert json.dumps(tool.parameters) == text
+
+
+def test_schemas_are_measured_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch):
+    parsed: list[str] = []
+    monkeypatch.setattr(tools, "_parse", parsed.append)
+    half = json.dumps({"title": "x" * (MAX_SCHEMA_CHARS // 2)})
+    with pytest.raises(InvalidRequestError, match=f"tools: .* at most {MAX_SCHEMA_CHARS}"):
+        plan(tools=[{"name": name, "parametersJson": half} for name in ("f", "g")])
+    assert parsed == []
 
 
 @pytest.mark.parametrize(

@@ -25,26 +25,36 @@ def test_places_are_anybodys_until_the_last_eighth():
 
 def test_whoever_has_its_part_of_the_places_is_full_while_others_contend():
     places = FairPlaces(16, ClientClasses())
-    assert places.full_classes(running(a=14), []) == frozenset()
-    assert places.full_classes(running(a=14), ["b"]) == {"a"}
-    assert places.full_classes(running(a=7, b=7), []) == frozenset()
-    assert places.full_classes(running(a=8, b=6), []) == {"a"}
-    assert places.full_classes(running(a=7, b=7), ["c"]) == {"a", "b"}
+    assert places.full_classes(running(a=14), [], now=0.0) == frozenset()
+    assert places.full_classes(running(a=14), ["b"], now=0.0) == {"a"}
+    assert places.full_classes(running(a=7, b=7), [], now=0.0) == frozenset()
+    assert places.full_classes(running(a=8, b=6), [], now=0.0) == {"a"}
+    assert places.full_classes(running(a=7, b=7), ["c"], now=0.0) == {"a", "b"}
 
 
 def test_parts_go_by_weight():
     places = FairPlaces(16, ClientClasses(weights={"gold": 3}))
-    assert places.full_classes(running(gold=11, free=3), []) == frozenset()
-    assert places.full_classes(running(gold=10, free=4), []) == {"free"}
+    assert places.full_classes(running(gold=11, free=3), [], now=0.0) == frozenset()
+    assert places.full_classes(running(gold=10, free=4), [], now=0.0) == {"free"}
 
 
 def test_a_class_contends_for_a_minute_after_it_has_asked():
     places = FairPlaces(16, ClientClasses())
     places.note(make_request(1, 4, client_class="b", arrival_time=100.0))
-    places.note(make_request(2, 4, client_class="a", arrival_time=100.0 + RECENT_S))
-    assert places.full_classes(running(a=14), []) == {"a"}
-    places.note(make_request(3, 4, client_class="a", arrival_time=100.1 + RECENT_S))
-    assert places.full_classes(running(a=14), []) == frozenset()
+    assert places.full_classes(running(a=14), [], now=100.0 + RECENT_S) == {"a"}
+    assert places.full_classes(running(a=14), [], now=100.1 + RECENT_S) == frozenset(), "nobody else has come since"
+
+
+def test_places_kept_for_a_class_that_stays_away_are_given_to_a_backlog():
+    engine = DrivenScheduler(num_blocks=801, max_num_seqs=16, max_num_batched_tokens=512, scheduling_policy="fair")
+    engine.add(make_request(1, 5, max_tokens=1, client_class="b"))
+    engine.step()
+    engine.add(*(make_request(handle, 5, max_tokens=200, client_class="a") for handle in range(2, 40)))
+    engine.step()
+    assert len(engine.scheduler.running) == 14
+    engine.now = RECENT_S + 1
+    engine.step()
+    assert len(engine.scheduler.running) == 16
 
 
 def test_who_was_passed_over_gets_nothing_for_it_later():

@@ -68,6 +68,17 @@ def test_products_are_those_of_the_weight(operators, sets, shape, dtype, has_bia
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_is_the_same_whatever_rows_are_beside_it(operators, sets, dtype):
+    """To the last bit: how rows are taken together changes no sum."""
+    weight, x = random(100, 70, dtype=dtype), random(70, 70, dtype=dtype, seed=1)
+    panels = in_panels(weight, 64, 96)
+    number = INSTRUCTION_SETS.index("avx512")
+    together = operators.multiply_packed(x, panels, None, 100, number)
+    for rows in (1, 4, 5, 6, 7, 13, 32):
+        assert torch.equal(operators.multiply_packed(x[:rows], panels, None, 100, number), together[:rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_packed_memory_itself_is_read(operators, sets, dtype):
     few = CpuKernels(operators, available_sets(operators)[0]).few_rows
     weight, bias = random(96, 64, dtype=dtype), random(96, dtype=dtype, seed=1)

@@ -175,6 +175,51 @@ async def test_an_id_that_another_worker_has_is_refused_as_long_as_it_runs_there
     await relay.release(1, *KEY)
 
 
+class Pondering(Answering):
+    """Another worker that takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def call(self, name: str, **arguments: object) -> object:
+        self.is_asked.set()
+        await self.may_answer.wait()
+        return self.answer
+
+
+@pytest.mark.parametrize("end", ["released", "gone"])
+async def test_who_gives_up_before_its_claim_is_answered_does_not_get_the_id(end: str):
+    slow, never_asked = Pondering(), Answering(7)
+    relay = Relay({0: slow, 1: never_asked})  # type: ignore[dict-item]
+    assert await relay.claim(0, *KEY) is None
+    claiming = asyncio.create_task(relay.claim(1, *KEY))
+    await slow.is_asked.wait()
+    if end == "released":
+        await relay.release(1, *KEY)
+    else:
+        relay.forget(1)
+    slow.may_answer.set()
+    assert await claiming is None
+    # Had it got the id, this worker would be asked, and the third one be refused.
+    assert await relay.claim(2, *KEY) is None
+
+
+async def test_who_gives_up_and_comes_back_gets_the_id_once():
+    slow = Pondering()
+    relay = Relay({0: slow, 1: Answering(7)})  # type: ignore[dict-item]
+    assert await relay.claim(0, *KEY) is None
+    first = asyncio.create_task(relay.claim(1, *KEY))
+    await slow.is_asked.wait()
+    await relay.release(1, *KEY)
+    second = asyncio.create_task(relay.claim(1, *KEY))
+    slow.may_answer.set()
+    assert (await first, await second) == (None, None)
+    assert await relay.claim(2, *KEY) == 7
+    await relay.release(1, *KEY)
+    assert await relay.claim(2, *KEY) is None
+
+
 async def test_a_drain_holds_for_workers_that_come_later():
     relay = Relay({0: Answering(None), 1: Answering((True, 3, 2.5))})  # type: ignore[dict-item]
     late = Answering(None)

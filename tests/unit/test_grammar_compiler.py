@@ -87,15 +87,15 @@ def test_a_broken_grammar_fails_in_words_and_the_next_one_compiles(harness: Harn
     assert broken.error is not None
     assert not broken.is_ready
     assert not broken.accept(spell("a")[0])
-    assert "\n" not in broken.error
-    assert ".cc:" not in broken.error
+    assert "\n" not in message_of(broken)
+    assert ".cc:" not in message_of(broken)
     assert (good.error, good.is_ready) == (None, True)
 
 
 def test_an_unknown_kind_is_an_error_of_its_request(harness: Harness) -> None:
     state = harness.start(GrammarSpec("poem", "a"))
     harness.wait()
-    assert state.error == "poem is no kind of constraint that this engine knows"
+    assert message_of(state) == "poem is no kind of constraint that this engine knows"
 
 
 def test_equal_grammars_are_compiled_once_also_at_the_same_time(harness: Harness) -> None:
@@ -138,6 +138,11 @@ def test_a_grammar_larger_than_the_cache_is_used_and_not_kept() -> None:
     harness.close()
 
 
+def message_of(state: GrammarState) -> str:
+    assert state.error is not None
+    return state.error.message
+
+
 def test_overrunning_fails_its_requests_and_others_go_on(harness: Harness) -> None:
     slow = GrammarSpec("regex", "slow")
     harness.hold(slow)
@@ -149,7 +154,7 @@ def test_overrunning_fails_its_requests_and_others_go_on(harness: Harness) -> No
     assert first.error is None, "its time is not over"
     harness.now = 30.1
     harness.compiler.expire()
-    assert first.error == "regex does not compile within 30 s"
+    assert message_of(first) == "regex does not compile within 30 s"
     # The only thread is lost; another one takes its place.
     assert sorted(harness.wait(2)) == [1, 2]
     assert behind.is_ready
@@ -201,6 +206,32 @@ def test_lost_threads_are_replaced_up_to_a_limit(harness: Harness, monkeypatch: 
     harness.gates["one"].set()
 
 
+def test_when_no_thread_comes_back_whoever_waits_is_told_so(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_threads, "MAX_WRITTEN_OFF", 0)
+    slow = GrammarSpec("regex", "slow")
+    harness.hold(slow)
+    harness.start(slow)
+    harness.started.get(timeout=TIMEOUT_S)
+    harness.now = 20.0
+    behind = harness.start(YES)
+    harness.now = 31.0
+    harness.compiler.expire()
+    assert behind.error is None, "it has not waited for long"
+    harness.now = 51.0
+    harness.compiler.expire()
+    assert behind.error is not None
+    assert (behind.error.reason, behind.error.retryable) == ("QUEUE_FULL", True)
+    assert sorted(harness.wait(2)) == [1, 2]
+    # The thread comes back: what was dropped is not compiled, and what comes then is.
+    harness.gates["slow"].set()
+    again = harness.start(YES)
+    assert harness.wait() == [3]
+    assert again.is_ready
+    assert harness.started.get(timeout=TIMEOUT_S) == YES.text
+    assert harness.started.empty()
+    assert harness.compiler.num_pending == 0
+
+
 def test_an_unforeseen_failure_is_the_requests_own() -> None:
     def explode(backend: xgrammar.GrammarCompiler, spec: GrammarSpec) -> xgrammar.CompiledGrammar:
         raise MemoryError(spec.text)
@@ -212,7 +243,7 @@ def test_an_unforeseen_failure_is_the_requests_own() -> None:
         compiler.start(YES, state)
         assert done.get(timeout=TIMEOUT_S) == number
         assert state.error is not None
-        assert "MemoryError" in state.error
+        assert "MemoryError" in message_of(state)
     compiler.shutdown()
 
 
@@ -262,7 +293,7 @@ def test_resumed_output_that_does_not_fit_is_an_error(harness: Harness, resumed:
     token_ids = [EOS if character == "\x02" else spell(character)[0] for character in resumed]
     state = harness.start(GOOD["regex"], resumed=token_ids)
     harness.wait()
-    assert state.error == error
+    assert message_of(state) == error
 
 
 def test_what_the_grammar_refuses_is_refused_and_changes_nothing(harness: Harness) -> None:

@@ -16,7 +16,7 @@ from frontend.input_processor import InputProcessor, ModelFacts
 from frontend.input_processor.processed_request import MAX_ENGINE_BYTES
 from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2
-from stepwire.errors import InvalidRequestError, StepwireError
+from stepwire.errors import InvalidRequestError, StepwireError, UnavailableError
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 
 KINDS = ("json_schema", "json_object", "regex", "choice", "structural_tag")
@@ -644,3 +644,11 @@ async def test_a_long_text_is_encoded_in_a_thread_and_nothing_else_is(processor,
     processor.process_now(request_of(text="hello"), request_id="r1")
     assert threads[0] is not threading.current_thread()
     assert threads[1] is threading.current_thread()
+
+
+async def test_once_another_model_has_come_what_needs_the_tokenizer_is_to_be_sent_again():
+    processor = InputProcessor(TOKENIZER, FACTS)
+    processor.close()
+    with pytest.raises(UnavailableError, match="another model") as caught:
+        await process(processor)
+    assert caught.value.retry_after_ms > 0

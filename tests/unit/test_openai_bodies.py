@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from pydantic import ValidationError
 
+from frontend.api.openai_http import completion_body
 from frontend.api.openai_http.chat_body import ChatBody
 from frontend.api.openai_http.completion_body import CompletionBody
+from frontend.api.openai_http.embedding_body import EmbeddingBody
 from frontend.api.openai_http.errors import headers_of, invalid_body, status_of, to_body
 from frontend.api.openai_http.merging import WholeChoices
+from frontend.api.openai_http.service_routes import DetokenizeBody
 from stepwire.errors import FieldViolation, InvalidRequestError, OverloadedError
 from stepwire.grpc_errors import REASONS
 from stepwire.v1 import chat_service_pb2, common_pb2
@@ -27,7 +31,7 @@ def chat(**fields: object) -> ChatBody:
 
 
 def test_what_is_not_said_is_left_to_the_model():
-    [request], _ = completion(temperature=None).to_requests()
+    [request], _ = completion(temperature=None).to_requests(1)
     assert request.sampling == common_pb2.SamplingParams()
     assert request.stop == common_pb2.StopConditions(max_tokens=16)
     assert not request.HasField("structured_output")
@@ -39,13 +43,46 @@ def test_what_is_not_said_is_left_to_the_model():
     [("ab", ["ab"], []), (["a", "b"], ["a", "b"], []), ([1, 2], [], [[1, 2]]), ([[1], [2, 3]], [], [[1], [2, 3]])],
 )
 def test_the_four_kinds_of_prompts(prompt, texts, ids):
-    requests, _ = completion(prompt=prompt).to_requests()
+    requests, _ = completion(prompt=prompt).to_requests(2)
     assert [request.text for request in requests if request.HasField("text")] == texts
     assert [list(request.token_ids.ids) for request in requests if request.HasField("token_ids")] == ids
 
 
+def test_prompts_are_counted_before_a_request_is_made_of_any(monkeypatch: pytest.MonkeyPatch):
+    made: list[object] = []
+    monkeypatch.setattr(completion_body, "_with_prompt", lambda *given: made.append(given))
+    with pytest.raises(InvalidRequestError, match="9 prompts are more than the limit of 8") as caught:
+        completion(prompt=["a"] * 9).to_requests(8)
+    assert [violation.field for violation in caught.value.violations] == ["prompt"]
+    assert made == []
+
+
+@pytest.mark.parametrize(
+    ("body_type", "fields"),
+    [
+        (CompletionBody, {"prompt": ["a"] * 100_000}),
+        (CompletionBody, {"prompt": [[1]] * 100_000}),
+        (CompletionBody, {"prompt": "x", "logit_bias": {str(token_id): 1 for token_id in range(2000)}}),
+        (CompletionBody, {"prompt": "x", "stop": ["a"] * 300}),
+        (CompletionBody, {"prompt": "x", "bad_words": ["a"] * 2000}),
+        (CompletionBody, {"prompt": "x", "stop_token_ids": [1] * 2000}),
+        (ChatBody, {"messages": [USER] * 20_000}),
+        (ChatBody, {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"}}] * 200}),
+        (EmbeddingBody, {"input": ["a"] * 100_000}),
+        (DetokenizeBody, {"tokens": [1] * 300_000}),
+    ],
+    ids=lambda value: next(reversed(value)) if isinstance(value, dict) else "",
+)
+def test_a_list_that_is_absurdly_long_is_given_up_and_named(body_type, fields):
+    with pytest.raises(ValidationError) as caught:
+        body_type.model_validate_json(json.dumps(fields))
+    [violation] = invalid_body(caught.value).violations
+    assert violation.field == next(reversed(fields))
+    assert re.fullmatch(r"at most \d+ entries are allowed", violation.description)
+
+
 def test_off_and_zero_are_kept_apart_from_unset():
-    [request], _ = completion(temperature=0, top_k=-1, logprobs=0, max_tokens=0).to_requests()
+    [request], _ = completion(temperature=0, top_k=-1, logprobs=0, max_tokens=0).to_requests(1)
     assert (request.sampling.temperature, request.sampling.top_k) == (0, -1)
     assert request.sampling.HasField("temperature")
     assert request.output.HasField("logprobs")

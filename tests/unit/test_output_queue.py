@@ -279,6 +279,19 @@ def test_a_session_is_too_far_behind_by_time_since_the_first_unread_message(
     assert output_queue.too_far_behind() == []
 
 
+def test_whoever_takes_frame_by_frame_makes_progress(output_queue: OutputQueue, clock: Clock) -> None:
+    outbox = output_queue.attach("s")
+    output_queue.put("s", batch(1, tokens(1, *range(100))))
+    outbox.take()
+    output_queue.put("s", batch(2, tokens(1, *range(100))))
+    for _ in range(4):
+        clock.now += 10.0
+        outbox.note_written()
+        assert output_queue.too_far_behind() == []
+    clock.now += 30.1
+    assert output_queue.too_far_behind() == ["s"]
+
+
 def test_discarding_frees_the_memory_and_ends(output_queue: OutputQueue) -> None:
     outbox = output_queue.attach("s")
     output_queue.put("s", batch(1, tokens(1, *range(100))))

@@ -7,8 +7,9 @@ import pytest
 from engine_core import operations as op
 from engine_core.lifecycle import EngineState
 from engine_core.operations import PauseMode
-from engine_core.scheduler.output import FinishReason, RequestError
+from engine_core.scheduler.output import FinishReason
 from engine_core.scheduler.request import RequestKey
+from engine_core.scheduler.request_error import RequestError
 from fakes.fake_executor import next_token
 from fakes.looped_engine import SESSION, LoopedEngine
 from fakes.scripted_grammar import ScriptedGrammar

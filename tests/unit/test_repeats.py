@@ -93,6 +93,15 @@ def test_the_request_that_meets_a_fault_makes_it_no_other_fault(logged: Logged) 
     assert logged.lines == ["request 1 failed"]
 
 
+def test_the_end_of_the_process_tells_what_is_counted(logged: Logged) -> None:
+    for number in range(3):
+        logged.fail(request_id=f"r{number}")
+    logged.handler.close()
+    logged.handler.close()
+    assert len(logged.lines) == 2
+    assert logged.lines[1].endswith("3 times by now request_id=r2")
+
+
 def test_the_last_repeats_have_a_line_though_none_follows() -> None:
     logged, written = Logged(0.01), threading.Event()
     flush = logged.handler.flush

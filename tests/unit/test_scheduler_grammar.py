@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine_core.scheduler.output import EngineCoreOutput, FinishReason
 from engine_core.scheduler.request import Request, RequestStatus, StopConditions
+from engine_core.scheduler.request_error import RequestError
 from fakes.driven_scheduler import DrivenScheduler
 from fakes.request_factory import EOS, make_request, request_key
 from fakes.scripted_grammar import ScriptedGrammar
@@ -94,7 +95,7 @@ def test_a_grammar_that_failed_ends_its_request_wherever_it_waits() -> None:
     engine, aside, in_line = DrivenScheduler(max_num_seqs=1), ScriptedGrammar(), ScriptedGrammar()
     engine.add(constrained(1, aside), make_request(2, 4), constrained(3, in_line))
     engine.step()
-    aside.error = in_line.error = "it is broken"
+    aside.error = in_line.error = RequestError("GRAMMAR_INVALID", "it is broken")
     for handle in (1, 3):
         [output] = engine.scheduler.grammar_done(request_key(handle))
         assert reason_of(output) == "GRAMMAR_INVALID"

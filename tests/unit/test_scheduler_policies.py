@@ -180,6 +180,16 @@ def test_prompts_take_small_parts_of_steps_that_decode_and_whole_steps_of_their_
     ]
 
 
+def test_one_token_that_is_left_of_the_part_is_given_once() -> None:
+    engine = DrivenScheduler(max_num_batched_tokens=64, num_blocks=100, max_num_seqs=8, prefill_tokens_beside_decodes=5)
+    engine.add(*(make_request(number, 2, max_tokens=9) for number in (1, 2, 3, 4)))
+    engine.step()
+    engine.add(make_request(5, 4), *(make_request(number, 10) for number in (6, 7, 8)))
+    engine.step()
+    assert engine.scheduled[1] == {1: 1, 2: 1, 3: 1, 4: 1, 5: 4, 6: 1}
+    assert len(engine.scheduler.waiting) == 2
+
+
 def test_the_parts_grow_with_the_number_of_prompts_for_each_decode() -> None:
     engine = DrivenScheduler(max_num_batched_tokens=64, num_blocks=100, max_num_seqs=8, prefill_tokens_beside_decodes=5)
     engine.add(make_request(1, 20, max_tokens=9), make_request(2, 20, max_tokens=9))

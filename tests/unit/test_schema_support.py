@@ -7,6 +7,9 @@ import pytest
 from engine_core.structured_output.schema_support import unenforced
 
 INTEGER = {"type": "integer"}
+CAT = {"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]}
+DOG = {"type": "object", "properties": {"kind": {"const": "dog", "type": "string"}}, "required": ["kind"]}
+PUP = {"type": "object", "properties": {"kind": {"const": "dog"}}}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,12 @@ INTEGER = {"type": "integer"}
         {"type": "array", "items": INTEGER, "uniqueItems": False},
         {"type": "object", "patternProperties": {"^x": INTEGER}, "additionalProperties": False},
         {"type": "string", "x-of-a-vendor": {"not": 1}},
+        {"type": "integer", "multipleOf": 5},
+        {"type": "integer", "minimum": -1000, "maximum": 1000, "multipleOf": 7},
+        {"type": "object", "propertyNames": {"type": "string", "pattern": "^[a-z]+$"}},
+        {"oneOf": [INTEGER, {"type": "string"}, {"type": ["null", "array"]}]},
+        {"oneOf": [{"const": 1}, {"enum": [2, 3]}]},
+        {"oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}], "$defs": {"cat": CAT, "dog": DOG}},
     ],
 )
 def test_enforced(schema: object) -> None:
@@ -65,6 +74,30 @@ def test_enforced(schema: object) -> None:
         ({"type": "string", "format": "date", "maxLength": 3}, "#: format beside maxLength"),
         ({"type": "string", "format": "phone"}, "#: format 'phone' is"),
         ({"type": "string", "pattern": 'a"b'}, "#: a pattern with a quote"),
+        ({"type": "string", "pattern": "^(?!admin)[a-z]+$"}, "#: a pattern with look-ahead"),
+        ({"type": "string", "pattern": "a(?<=b)"}, "#: a pattern with look-ahead or look-behind"),
+        ({"type": "string", "pattern": "(" * 201 + "a" + ")" * 201}, "#: a pattern with parentheses nested"),
+        ({"type": "string", "pattern": "a?" * 501}, "#: a pattern with more than 500 quantifiers"),
+        ({"type": "object", "patternProperties": {"(" * 201: {}}}, "#: a pattern with parentheses nested"),
+        (
+            {"propertyNames": {"pattern": "(?=a)", "type": "string"}, "type": "object"},
+            "#/propertyNames: a pattern with",
+        ),
+        ({"type": "integer", "multipleOf": 5, "minimum": 0}, "#: multipleOf is supported for whole numbers"),
+        ({"type": "integer", "multipleOf": 7, "minimum": 0, "maximum": 2001}, "#: multipleOf is supported for whole"),
+        ({"type": "integer", "multipleOf": 2.5}, "#: multipleOf is supported for whole numbers"),
+        ({"minItems": 1}, "#: minItems without type"),
+        ({"maxProperties": 1}, "#: maxProperties without type"),
+        ({"patternProperties": {"^a": {}}}, "#: patternProperties without type"),
+        (
+            {"type": "object", "propertyNames": {"type": "string"}, "properties": {}},
+            "#: propertyNames beside properties",
+        ),
+        ({"type": "object", "unevaluatedProperties": {"not": {}}}, "#/unevaluatedProperties: not is"),
+        ({"oneOf": [INTEGER, {"type": "number"}]}, "#: oneOf is supported where"),
+        ({"oneOf": [CAT, PUP]}, "#: oneOf is supported where"),
+        ({"items": {"oneOf": [{}, {}]}, "type": "array"}, "#/items: oneOf is supported where"),
+        ({"properties": {"\ud800": {"not": {}}}}, "#/properties/\\ud800: not is"),
     ],
 )
 def test_not_enforced(schema: object, problem: str) -> None:

@@ -11,7 +11,8 @@ from engine_core import operations as op
 from engine_core.lifecycle import EngineState
 from engine_core.model_executor.executor import ExecutorFailedError, MemoryPart
 from engine_core.operations import PauseMode, SleepLevel, WakeTag
-from engine_core.scheduler.output import FinishReason, RequestError
+from engine_core.scheduler.output import FinishReason
+from engine_core.scheduler.request_error import RequestError
 from fakes.fake_executor import FAKE_WEIGHTS
 from fakes.looped_engine import LoopedEngine
 from stepwire.errors import InvariantViolation

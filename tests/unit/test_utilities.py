@@ -12,7 +12,7 @@ from engine_core.core import EngineCore
 from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
 from engine_core.messages import UtilityCall, UtilityResult
 from engine_core.operations import PauseMode
-from engine_core.scheduler.output import RequestError
+from engine_core.scheduler.request_error import RequestError
 from engine_core.utility_wire import decode_operation, encode_result
 from engine_core.wire import encode_error
 from fakes.fake_executor import FAILING_BATCH

@@ -16,7 +16,7 @@ from engine_core.messages import DeathCause
 from engine_core.model_executor.executor import ExecutorFailedError
 from engine_core.model_executor.startup_error import StartupError
 from engine_core.operations import PauseMode, SleepLevel, WakeTag
-from engine_core.scheduler.output import RequestError
+from engine_core.scheduler.request_error import RequestError
 from fakes.fake_executor import FAKE_WEIGHTS, FAKE_WEIGHTS_BYTES
 from fakes.looped_engine import LoopedEngine
 

@@ -69,6 +69,7 @@ const std::map<std::string, Method>& Methods() {
       {"stepwire.v1.GenerationService/Abort", Unary(&Client::Abort)},
       {"stepwire.v1.ChatService/Chat", Unary(&Client::Chat)},
       {"stepwire.v1.ChatService/ChatStream", ChatStream},
+      {"stepwire.v1.EmbeddingService/Embed", Unary(&Client::Embed)},
       {"stepwire.v1.TokenizationService/Tokenize", Unary(&Client::Tokenize)},
       {"stepwire.v1.TokenizationService/Detokenize", Unary(&Client::Detokenize)},
       {"stepwire.v1.ModelService/ListModels", Unary(&Client::ListModels)},

@@ -48,6 +48,7 @@ Client::Client(const std::string& target, const Options& options) : metadata_(Ow
   const auto channel = grpc::CreateCustomChannel(target, credentials, ChannelArguments());
   generation_ = v1::GenerationService::NewStub(channel);
   chat_ = v1::ChatService::NewStub(channel);
+  embedding_ = v1::EmbeddingService::NewStub(channel);
   tokenization_ = v1::TokenizationService::NewStub(channel);
   models_ = v1::ModelService::NewStub(channel);
 }
@@ -108,6 +109,10 @@ ResumingStream<v1::ChatRequest, v1::ChatStreamResponse> Client::ChatResuming(con
                                                                             const CallOptions& options) const {
   const auto open = [this](const auto& asked, const auto& how) { return ChatStream(asked, how); };
   return {open, request, max_resumes, options};
+}
+
+v1::EmbedResponse Client::Embed(const v1::EmbedRequest& request, const CallOptions& options) const {
+  return Call(*embedding_, &v1::EmbeddingService::Stub::Embed, request, options);
 }
 
 v1::TokenizeResponse Client::Tokenize(const v1::TokenizeRequest& request, const CallOptions& options) const {

@@ -29,6 +29,7 @@ var methods = map[string]method{
 	"stepwire.v1.GenerationService/Abort":          unary((*stepwire.Client).Abort),
 	"stepwire.v1.ChatService/Chat":                 unary((*stepwire.Client).Chat),
 	"stepwire.v1.ChatService/ChatStream":           streamed(openChat),
+	"stepwire.v1.EmbeddingService/Embed":           unary((*stepwire.Client).Embed),
 	"stepwire.v1.TokenizationService/Tokenize":     unary((*stepwire.Client).Tokenize),
 	"stepwire.v1.TokenizationService/Detokenize":   unary((*stepwire.Client).Detokenize),
 	"stepwire.v1.ModelService/ListModels":          unary((*stepwire.Client).ListModels),

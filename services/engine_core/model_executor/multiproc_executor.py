@@ -17,10 +17,12 @@ from engine_core.config import EngineSettings
 from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
 from engine_core.model_executor.executor import (
     HEALTH_TIMEOUT_S,
+    ExecutorFailedError,
     FailureCallback,
     MemoryPart,
     ModelInfo,
     WeightTensor,
+    WorkerError,
     WorkerHealth,
 )
 from engine_core.model_executor.in_process_executor import InProcessExecutor
@@ -91,7 +93,11 @@ class MultiprocExecutor:
         return future
 
     def execute_dummy_batch(self, num_tokens: int) -> None:
-        self._ask_all(InProcessExecutor.execute_dummy_batch, num_tokens)
+        try:
+            self._ask_all(InProcessExecutor.execute_dummy_batch, num_tokens)
+        except WorkerError as error:
+            # The others hang in what they do together, or have done what this one has not: no step can follow.
+            raise ExecutorFailedError(str(error)) from error
 
     def check_health(self) -> list[WorkerHealth]:
         futures = self._pool.call_all(InProcessExecutor.check_health, ())

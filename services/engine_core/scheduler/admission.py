@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine_core.kv_cache.kv_cache_manager import KVCacheManager
-from engine_core.scheduler.output import RequestError
 from engine_core.scheduler.request import EventType, Request, RequestEvent
+from engine_core.scheduler.request_error import RequestError
 from engine_core.scheduler.request_queue import RequestQueue
 from engine_core.scheduler.scheduler_config import SchedulerConfig
 

@@ -6,8 +6,9 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 
 from engine_core.kv_cache.block_pool import BlockPool
-from engine_core.scheduler.output import PrefillStats, RequestError, SchedulerStats
+from engine_core.scheduler.output import PrefillStats, SchedulerStats
 from engine_core.scheduler.request import EventType, Request
+from engine_core.scheduler.request_error import RequestError
 from engine_core.scheduler.request_queue import RequestQueue
 from engine_core.scheduler.request_times import RequestTimes
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Mapping
 
-from engine_core.scheduler.output import RequestError
 from engine_core.scheduler.request import Request, RequestKey
+from engine_core.scheduler.request_error import RequestError
 
 DEADLINE = RequestError("DEADLINE", "the deadline of the request has passed")
 QUEUE_TIMEOUT = RequestError("QUEUE_TIMEOUT", "the request was not scheduled within its queue timeout", retryable=True)

@@ -1,4 +1,4 @@
-"""Which client classes may not take one more place among the running requests. Pure; time is that of arrivals.
+"""Which client classes may not take one more place among the running requests. Pure; time is given.
 
 Turns in the line do not help a class whose requests find every place taken by a flood that came before. So of the last
 places no class takes more than its part while others contend: those that run something, wait, or have asked lately.
@@ -29,22 +29,25 @@ class FairPlaces:
         self._classes = classes
         # When each class asked last, the latest at the end.
         self._asked: OrderedDict[str, float] = OrderedDict()
-        self._now = 0.0
 
     def note(self, request: Request) -> None:
         """It is queued."""
-        self._now = max(self._now, request.arrival_time)
-        self._asked[request.fairness_key] = self._now
+        self._asked[request.fairness_key] = max(request.arrival_time, next(reversed(self._asked.values()), 0.0))
         self._asked.move_to_end(request.fairness_key)
-        while len(self._asked) > MAX_RECENT or next(iter(self._asked.values())) < self._now - RECENT_S:
-            self._asked.popitem(last=False)
+        self._forget(request.arrival_time)
+
+    def _forget(self, now: float) -> None:
+        asked = self._asked
+        while len(asked) > MAX_RECENT or (asked and next(iter(asked.values())) < now - RECENT_S):
+            asked.popitem(last=False)
 
     def are_open(self, running: Sequence[Request]) -> bool:
         """Whether there are places enough for everybody."""
         return len(running) < self._num_open
 
-    def full_classes(self, running: Sequence[Request], waiting: Iterable[str]) -> frozenset[str]:
-        """Those that may not take one of the last places now."""
+    def full_classes(self, running: Sequence[Request], waiting: Iterable[str], now: float) -> frozenset[str]:
+        """Those that may not take one of the last places at `now`."""
+        self._forget(now)
         held = Counter(request.fairness_key for request in running)
         weights = {name: self._classes.weight(name) for name in {*held, *self._asked, *waiting}}
         total = sum(weights.values())

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine_core.scheduler.request_error import RequestError
+
 # Names of the fields of StructuredOutput.spec on the wire.
 GRAMMAR_KINDS = ("json_schema", "json_object", "regex", "grammar", "choice", "structural_tag")
 
@@ -31,8 +33,8 @@ class Grammar(Protocol):
         """Compiled, and advanced over resumed output. Until then, and after an error, the request is not scheduled."""
 
     @property
-    def error(self) -> str | None:
-        """Why it will never be ready: what is wrong with the constraint, in words for the caller."""
+    def error(self) -> RequestError | None:
+        """Why it will never be ready: what is wrong with the constraint, or with those of others, for the caller."""
 
     @property
     def is_terminated(self) -> bool:

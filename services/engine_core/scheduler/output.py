@@ -19,6 +19,7 @@ from engine_core.scheduler.request import (
     RequestStatus,
     SamplingParams,
 )
+from engine_core.scheduler.request_error import RequestError
 from stepwire.packed_logprobs import PackedLogprobs
 
 
@@ -141,17 +142,6 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[RequestKey, PromptLogprobs] = field(default_factory=dict)
     # Of those that pool and whose prompts are complete: float32, little-endian.
     pooled: dict[RequestKey, bytes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestError:
-    """Why one request failed or was refused: the fields of stepwire.v1.EngineError."""
-
-    reason: str
-    message: str
-    retryable: bool = False
-    retry_after_ms: int = 0
-    cause_type: str = ""
 
 
 GRAMMAR_VIOLATION = RequestError("GRAMMAR_VIOLATION", "the model chose a token that the grammar does not allow")

@@ -26,13 +26,13 @@ from engine_core.scheduler.output import (
     FinishReason,
     ModelRunnerOutput,
     NewRequestData,
-    RequestError,
     SchedulerOutput,
     SchedulerStats,
 )
 from engine_core.scheduler.pause_state import PauseState
 from engine_core.scheduler.request import EventType, Request, RequestKey, RequestStatus
 from engine_core.scheduler.request_blocks import RequestBlocks
+from engine_core.scheduler.request_error import RequestError
 from engine_core.scheduler.request_queue import RequestQueue
 from engine_core.scheduler.scheduler_config import SchedulerConfig
 from engine_core.scheduler.step_plan import StepPlan
@@ -93,8 +93,7 @@ class Scheduler:
         if request is None or request.grammar is None:
             return []
         if request.grammar.error is not None:
-            error = RequestError("GRAMMAR_INVALID", request.grammar.error)
-            return [self._finish(request, RequestStatus.FINISHED_ERROR, error=error)]
+            return [self._finish(request, RequestStatus.FINISHED_ERROR, error=request.grammar.error)]
         if request.status is RequestStatus.WAITING_FOR_GRAMMAR:
             self.skipped_waiting.remove(request)
             request.set_status(RequestStatus.WAITING)
@@ -198,7 +197,7 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan, now: float) -> None:
         while plan.token_budget > 0 and len(self.running) < self.config.max_num_seqs:
             # A pause lets what has begun go on to its end, preempted or not, and begins nothing.
-            request = self.waiting.peek(self.running, only_preempted=self.pause_state is PauseState.NEW)
+            request = self.waiting.peek(self.running, now, only_preempted=self.pause_state is PauseState.NEW)
             if request is None:
                 return
             if request.grammar is not None and not request.grammar.is_ready:
@@ -246,7 +245,9 @@ class Scheduler:
         request.num_computed_tokens += num_new_tokens
         request.first_step, request.last_step = request.first_step or plan.step, plan.step
         num_missing = request.num_tokens - request.num_computed_tokens
-        plan.num_partial_prefills += num_missing > 0
+        if num_new_tokens > 1 or num_missing > 0:  # One token of a longer prompt is no decode.
+            plan.prefill_budget -= num_new_tokens
+            plan.num_partial_prefills += num_missing > 0
         if num_missing + request.num_in_flight_tokens == 0:
             request.num_in_flight_tokens += 1
             if request.grammar is not None:

@@ -15,7 +15,7 @@ class StepPlan:
         self._config = config
         self.step = step
         self.token_budget = token_budget
-        # What is left of the token budget for requests that get several tokens.
+        # What is left of the token budget for requests that miss several tokens, however many of them they get.
         self.prefill_budget = prefill_budget
         # A request did not get its blocks: whatever becomes free is for those that run already.
         self.is_short_of_blocks = False
@@ -31,12 +31,12 @@ class StepPlan:
         if request.must_wait_for_token(self._config.max_model_len):
             return 0
         num_new_tokens = request.num_tokens_in_sight - num_computed_tokens
+        budget = self.token_budget if num_new_tokens == 1 else min(self.prefill_budget, self.token_budget)
         threshold = self._config.long_prefill_token_threshold
         # Without chunks a cap would keep a longer prompt out for ever.
         if 0 < threshold < num_new_tokens and self._config.enable_chunked_prefill:
             num_new_tokens = threshold
-        budget = self.token_budget
-        return min(num_new_tokens, budget if num_new_tokens == 1 else self.prefill_budget, budget)
+        return min(num_new_tokens, budget)
 
     def add_new(self, data: NewRequestData, num_tokens: int) -> None:
         self._new_requests.append(data)
@@ -52,8 +52,6 @@ class StepPlan:
         # Not through _spend: a call for each running request is felt.
         self._num_scheduled_tokens[key] = num_tokens
         self.token_budget -= num_tokens
-        if num_tokens > 1:
-            self.prefill_budget -= num_tokens
 
     def finish(self, finished_keys: list[RequestKey]) -> SchedulerOutput:
         return SchedulerOutput(
@@ -69,5 +67,3 @@ class StepPlan:
     def _spend(self, key: RequestKey, num_tokens: int) -> None:
         self._num_scheduled_tokens[key] = num_tokens
         self.token_budget -= num_tokens
-        if num_tokens > 1:
-            self.prefill_budget -= num_tokens

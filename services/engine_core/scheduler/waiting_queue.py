@@ -56,19 +56,21 @@ class WaitingQueue(RequestQueue):
         super().append(request)
         self._order_of(request).append(request)
 
-    def peek(self, running: Sequence[Request] = (), *, only_preempted: bool = False) -> Request | None:
+    def peek(
+        self, running: Sequence[Request] = (), now: float = 0.0, *, only_preempted: bool = False
+    ) -> Request | None:
         """Who is admitted next to those that run; None when nobody may be."""
         preempted = self._preempted.peek()
-        new = None if only_preempted else self._peek_new(running)
+        new = None if only_preempted else self._peek_new(running, now)
         if preempted is None or (new is not None and new.priority < preempted.priority):
             return new
         return preempted
 
-    def _peek_new(self, running: Sequence[Request]) -> Request | None:
+    def _peek_new(self, running: Sequence[Request], now: float) -> Request | None:
         new = self._new.peek()
         if new is None or self._fair is None or self._places.are_open(running):
             return new
-        full = self._places.full_classes(running, self._fair.classes)
+        full = self._places.full_classes(running, self._fair.classes, now)
         return new if new.fairness_key not in full else self._fair.peek_beside(full)
 
     def take(self, request: Request) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 import xgrammar
 
 from engine_core.scheduler.grammar import GRAMMAR_KINDS, GrammarSpec
+from engine_core.scheduler.request_error import RequestError
 from engine_core.structured_output.compile_threads import CompileThreads
 from engine_core.structured_output.grammar_cache import GrammarCache
 from engine_core.structured_output.grammar_state import GrammarState
@@ -24,6 +25,12 @@ from stepwire.metrics import WIDE_BUCKETS
 from stepwire.shared_histogram import SharedHistogram
 
 COMPILE_OUTCOMES = ("ok", "invalid", "timeout")
+_NO_THREAD = RequestError(
+    "QUEUE_FULL",
+    "grammars of other requests take all threads that compile them; try again later, or without structured output",
+    retryable=True,
+    retry_after_ms=10_000,
+)
 CompileSpec = Callable[[xgrammar.GrammarCompiler, GrammarSpec], xgrammar.CompiledGrammar]
 
 
@@ -32,11 +39,14 @@ class _Compile:
     """One grammar that is queued or being compiled, and the requests that wait for it."""
 
     spec: GrammarSpec
+    queued: float
     waiting: list[GrammarState] = field(default_factory=list)
     started: float | None = None
     # Set when its time is over; it is still being compiled.
     overrun: str | None = None
     is_written_off: bool = False
+    # Taken out of the queue before its turn.
+    is_dropped: bool = False
 
 
 class GrammarCompiler:
@@ -63,6 +73,7 @@ class GrammarCompiler:
         self._timeout_s = timeout_s
         self._clock = clock
         self._threads = CompileThreads(num_threads)
+        self._num_threads = num_threads
         self._lock = threading.Lock()
         self._cache = GrammarCache(cache_bytes)
         self._compiles: dict[GrammarSpec, _Compile] = {}
@@ -92,14 +103,14 @@ class GrammarCompiler:
         """Join the compile of this grammar, or begin one. Its error when it is known to take too long."""
         pending = self._compiles.get(spec)
         if pending is None:
-            pending = self._compiles[spec] = _Compile(spec)
+            pending = self._compiles[spec] = _Compile(spec, self._clock())
             self._threads.submit(partial(self._run, pending))
         if pending.overrun is None:
             pending.waiting.append(state)
         return pending.overrun
 
     def expire(self) -> None:
-        """Fail whoever waits for a compile that takes too long."""
+        """Fail whoever waits for a compile that takes too long, or for a thread that such compiles have all taken."""
         failed: list[tuple[GrammarState, str]] = []
         with self._lock:
             now = self._clock()
@@ -109,8 +120,21 @@ class GrammarCompiler:
                     failed += [(state, pending.overrun) for state in pending.waiting]
                     pending.waiting = []
                     pending.is_written_off = self._threads.write_off()
+            starved = self._drop_starved(now)
         for state, error in failed:
             state.fail(error)
+        for state in starved:
+            state.end(_NO_THREAD)
+
+    def _drop_starved(self, now: float) -> list[GrammarState]:
+        lost = sum(one.overrun is not None and not one.is_written_off for one in self._compiles.values())
+        if lost < self._num_threads:
+            return []
+        starved = [one for one in self._compiles.values() if one.started is None and now - one.queued > self._timeout_s]
+        for pending in starved:
+            pending.is_dropped = True
+            del self._compiles[pending.spec]
+        return [state for pending in starved for state in pending.waiting]
 
     def shutdown(self) -> None:
         """What is queued is dropped with its requests; what is being compiled is not waited for."""
@@ -120,6 +144,8 @@ class GrammarCompiler:
 
     def _run(self, pending: _Compile) -> None:
         with self._lock:
+            if pending.is_dropped:
+                return
             pending.started = self._clock()
         compiled, error = self._try(pending.spec)
         with self._lock:

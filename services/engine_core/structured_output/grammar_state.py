@@ -13,6 +13,7 @@ import numpy as np
 import xgrammar
 
 from engine_core.scheduler.request import RequestKey
+from engine_core.scheduler.request_error import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class GrammarState:
         self._on_done = on_done
         self._log_fields = log_fields
         self._matcher: xgrammar.GrammarMatcher | None = None
-        self._error: str | None = None
+        self._error: RequestError | None = None
         self._is_broken = False
 
     @property
@@ -45,7 +46,7 @@ class GrammarState:
         return self._matcher is not None
 
     @property
-    def error(self) -> str | None:
+    def error(self) -> RequestError | None:
         return self._error
 
     @property
@@ -61,12 +62,19 @@ class GrammarState:
         matcher = xgrammar.GrammarMatcher(
             compiled, override_stop_tokens=self._eos_token_ids or None, terminate_without_stop_token=not has_eos
         )
-        self._error = self._problem(matcher, vocab_size)
-        if self._error is None:
-            self._matcher = matcher
+        problem = self._problem(matcher, vocab_size)
+        if problem is not None:
+            self.fail(problem)
+            return
+        self._matcher = matcher
         self._on_done(self._key)
 
-    def fail(self, error: str) -> None:
+    def fail(self, problem: str) -> None:
+        """What is wrong with the constraint."""
+        self.end(RequestError("GRAMMAR_INVALID", problem))
+
+    def end(self, error: RequestError) -> None:
+        """It will never be ready."""
         self._error = error
         self._on_done(self._key)
 

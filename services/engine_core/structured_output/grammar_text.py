@@ -14,6 +14,7 @@ from typing import Any
 import xgrammar
 
 from engine_core.scheduler.grammar import GrammarSpec
+from engine_core.structured_output.regex_support import unsupported_in_regex
 from engine_core.structured_output.schema_support import unenforced
 
 # Between two parts of a JSON text. Without a bound a model that likes spaces never ends; with this one seven levels
@@ -59,6 +60,7 @@ def _json_object(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.Comp
 
 
 def _regex(compiler: xgrammar.GrammarCompiler, text: str) -> xgrammar.CompiledGrammar:
+    _refuse_unenforced(f"{problem} is not supported" for problem in unsupported_in_regex(text))
     return compiler.compile_regex(text)
 
 
@@ -82,6 +84,8 @@ def _unenforced_in_tags(part: Any) -> Iterator[str]:
     if isinstance(part, dict):
         if part.get("type") == "json_schema":
             yield from unenforced(part.get("json_schema"))
+        if part.get("type") == "regex" and isinstance(part.get("pattern"), str):
+            yield from (f"{problem} is not supported" for problem in unsupported_in_regex(part["pattern"]))
         part = list(part.values())
     if isinstance(part, list):
         for inner in part:

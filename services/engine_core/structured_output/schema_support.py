@@ -6,8 +6,11 @@ A constraint that would be silently dropped is refused instead, with the place w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
+
+from engine_core.structured_output.regex_support import unsupported_in_regex
+from engine_core.structured_output.schema_branches import are_disjoint
 
 _UNENFORCED = (
     "$anchor",
@@ -26,22 +29,28 @@ _UNENFORCED = (
 )
 # These hold for values of one type only, and are passed over when no type is given.
 _NEED_TYPE = (
+    "additionalItems",
     "exclusiveMaximum",
     "exclusiveMinimum",
     "format",
     "maximum",
+    "maxItems",
     "maxLength",
+    "maxProperties",
     "minimum",
+    "minItems",
     "minLength",
+    "minProperties",
     "multipleOf",
     "pattern",
+    "patternProperties",
+    "propertyNames",
 )
 # Of a schema with one of these the compiler reads nothing else.
 _STAND_ALONE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _CONSTRAINTS = frozenset(
-    {*_STAND_ALONE, *_NEED_TYPE, "additionalItems", "additionalProperties", "items", "maxItems", "maxProperties",
-     "minItems", "minProperties", "patternProperties", "prefixItems", "properties", "propertyNames", "required",
-     "type", "unevaluatedItems", "unevaluatedProperties"}
+    {*_STAND_ALONE, *_NEED_TYPE, "additionalProperties", "items", "prefixItems", "properties", "required", "type",
+     "unevaluatedItems", "unevaluatedProperties"}
 )  # fmt: skip
 _FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "json-pointer", "relative-json-pointer",
@@ -49,7 +58,11 @@ _FORMATS = frozenset(
 )  # fmt: skip
 _OF_SCHEMAS = ("$defs", "definitions", "patternProperties", "properties")
 _LISTS_OF_SCHEMAS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SCHEMAS = ("additionalItems", "additionalProperties", "items", "propertyNames", "unevaluatedItems")
+_SCHEMAS = (
+    "additionalItems", "additionalProperties", "items", "propertyNames", "unevaluatedItems", "unevaluatedProperties"
+)  # fmt: skip
+# Multiples are listed one by one in a range that is closed and not wider; in others they are passed over.
+_MAX_RANGE_OF_MULTIPLES = 2000
 
 
 def unenforced(schema: Any) -> Iterator[str]:
@@ -59,6 +72,9 @@ def unenforced(schema: Any) -> Iterator[str]:
     # Most point at what has been seen; others may point anywhere, as to `#/components/schemas/NAME`.
     for reference in dict.fromkeys(_references(schema)):
         yield from _of_schema(_target(schema, reference), reference, seen)
+    for path, branches in _one_ofs(schema, "#"):
+        if not are_disjoint([_resolved(schema, branch) for branch in branches]):
+            yield f"{path}: oneOf is supported where types, or the const of a required property, tell its parts apart"
 
 
 def _of_schema(schema: Any, path: str, seen: set[int]) -> Iterator[str]:
@@ -71,7 +87,7 @@ def _of_schema(schema: Any, path: str, seen: set[int]) -> Iterator[str]:
     for name in _OF_SCHEMAS:
         if isinstance(schema.get(name), dict):
             for key, part in schema[name].items():
-                yield from _of_schema(part, f"{path}/{name}/{key}", seen)
+                yield from _of_schema(part, f"{path}/{name}/{_quoted(key)}", seen)
     for name in _LISTS_OF_SCHEMAS:
         if isinstance(schema.get(name), list):
             for index, part in enumerate(schema[name]):
@@ -90,6 +106,28 @@ def _references(part: Any) -> Iterator[str]:
     if isinstance(part, list):
         for inner in part:
             yield from _references(inner)
+
+
+def _one_ofs(part: Any, path: str) -> Iterator[tuple[str, list[Any]]]:
+    if isinstance(part, dict):
+        if isinstance(part.get("oneOf"), list):
+            yield path, part["oneOf"]
+        for key, inner in part.items():
+            yield from _one_ofs(inner, f"{path}/{_quoted(key)}")
+    elif isinstance(part, list):
+        for index, inner in enumerate(part):
+            yield from _one_ofs(inner, f"{path}/{index}")
+
+
+def _resolved(schema: Any, part: Any) -> Any:
+    """What stands there, behind one reference."""
+    reference = part.get("$ref") if isinstance(part, dict) else None
+    return _target(schema, reference) if isinstance(reference, str) and reference.startswith("#/") else part
+
+
+def _quoted(name: str) -> str:
+    """In a text that can be sent: JSON can spell halves of characters."""
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _target(schema: Any, reference: str) -> Any:
@@ -146,11 +184,32 @@ def _of_objects(schema: dict[str, Any]) -> Iterator[str]:
     if isinstance(properties, dict) and isinstance(required, list):
         for name in required:
             if name not in properties:
-                yield f"{name!r} is required and not among the properties"
+                yield f"{_quoted(repr(name))} is required and not among the properties"
     if "patternProperties" in schema and "properties" in schema:
         yield "patternProperties beside properties is not supported"
     if "multipleOf" in schema and schema.get("type") != "integer":
         yield "multipleOf is supported for type integer only"
+    elif "multipleOf" in schema and not _lists_multiples(schema):
+        yield (
+            "multipleOf is supported for whole numbers, alone or with minimum and maximum that are no more than "
+            f"{_MAX_RANGE_OF_MULTIPLES} apart"
+        )
+    beside = [name for name in ("properties", "patternProperties", "additionalProperties") if name in schema]
+    if "propertyNames" in schema and beside:
+        yield f"propertyNames beside {' and '.join(beside)} is not supported"
+
+
+def _lists_multiples(schema: dict[str, Any]) -> bool:
+    if not _is_whole(schema["multipleOf"]) or "exclusiveMinimum" in schema or "exclusiveMaximum" in schema:
+        return False
+    if "minimum" not in schema and "maximum" not in schema:
+        return True
+    low, high = schema.get("minimum"), schema.get("maximum")
+    return _is_whole(low) and _is_whole(high) and high - low <= _MAX_RANGE_OF_MULTIPLES
+
+
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_of(value: Any, types: Any) -> bool:
@@ -166,8 +225,16 @@ def _of_strings(schema: dict[str, Any]) -> Iterator[str]:
         if keyword in schema and lengths:
             yield f"{keyword} beside {' and '.join(lengths)} is not supported"
     if "format" in schema and schema["format"] not in _FORMATS:
-        yield f"format {schema['format']!r} is not supported"
-    pattern = schema.get("pattern")
+        yield f"format {_quoted(repr(schema['format']))} is not supported"
+    named = schema.get("patternProperties")
+    for pattern in (schema.get("pattern"), *(named if isinstance(named, dict) else ())):
+        if isinstance(pattern, str):
+            yield from _of_pattern(pattern)
+
+
+def _of_pattern(pattern: str) -> Iterator[str]:
     # Patterns are matched against the JSON text, where a quote and a backslash need an escape.
-    if isinstance(pattern, str) and ('"' in pattern or "\\\\" in pattern):
+    if '"' in pattern or "\\\\" in pattern:
         yield "a pattern with a quote or a backslash in it is not supported"
+    for problem in unsupported_in_regex(pattern):
+        yield f"a pattern with {problem} is not supported"

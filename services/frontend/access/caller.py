@@ -41,6 +41,11 @@ class GrantUse:
         if self._requests is not None:
             self._requests.take(1)
 
+    @property
+    def most_at_once(self) -> int | None:
+        """More requests never begin together, however long the caller waits; None without a rate."""
+        return max(1, int(self._requests.per_minute)) if self._requests is not None else None
+
     def take_prompt(self, num_tokens: int) -> None:
         """The prompts of a request. Raises OverloadedError RATE_LIMITED."""
         self._check(self._tokens, num_tokens, "tokens")
@@ -87,6 +92,11 @@ class Caller:
     def share(self) -> float:
         """The most of the frontend's limits that it may hold."""
         return self.use.grant.share if self.use else 1.0
+
+    @property
+    def most_at_once(self) -> int | None:
+        """The most requests that may begin together; None = no limit but the frontend's."""
+        return self.use.most_at_once if self.use else None
 
     def check_model(self, model: str) -> None:
         """Raises AccessError PERMISSION_DENIED."""

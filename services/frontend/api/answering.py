@@ -38,8 +38,9 @@ class HasMetadata(Protocol):
 
 MAX_REQUEST_ID_CHARS = 256
 MAX_RANK_DIGITS = 6
-# The name that gateways use for what requests are to share fairly.
-CLIENT_CLASS_KEY = "x-gateway-inference-fairness-id"
+# The names that gateways use for what requests are to share fairly, and for what they are for. The first that is there
+# counts: whoever tells no tenants apart still has the kinds of their requests share.
+CLIENT_CLASS_KEYS = ("x-gateway-inference-fairness-id", "x-gateway-inference-objective")
 MAX_CLIENT_CLASS_CHARS = 128
 # A status is written in microseconds, or waits behind output that nobody reads.
 STATUS_TIMEOUT_S = 1.0
@@ -85,10 +86,13 @@ def caller_of(context: HasMetadata) -> str:
 
 def client_class_of(context: HasMetadata) -> str:
     """Whose share of the engines the request uses; empty = that of everybody without a class at this frontend."""
-    client_class = metadata_of(context, CLIENT_CLASS_KEY)
-    if len(client_class) > MAX_CLIENT_CLASS_CHARS:
-        raise InvalidRequestError.of_field(CLIENT_CLASS_KEY, f"more than {MAX_CLIENT_CLASS_CHARS} characters")
-    return client_class
+    for key in CLIENT_CLASS_KEYS:
+        client_class = metadata_of(context, key)
+        if len(client_class) > MAX_CLIENT_CLASS_CHARS:
+            raise InvalidRequestError.of_field(key, f"more than {MAX_CLIENT_CLASS_CHARS} characters")
+        if client_class:
+            return client_class
+    return ""
 
 
 def request_id_of(field: str, context: HasMetadata) -> str:

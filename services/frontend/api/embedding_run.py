@@ -75,6 +75,7 @@ class EmbeddingRun:
         asked = read_embed_request(
             request, model.input_processor.facts, self._frontend.settings.max_concurrent_requests
         )
+        self._frontend.check_batch(self._caller, self._client_class, "inputs", len(asked.prompts))
         if len(asked.prompts) == 1:
             vectors = [await self._embed(asked, 0, self.request_id)]
         else:

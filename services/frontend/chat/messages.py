@@ -11,6 +11,10 @@ from typing import Any
 from frontend.input_processor.field_checks import FieldChecks
 from stepwire.v1 import chat_service_pb2 as pb
 
+# Objects are made of each.
+MAX_MESSAGES = 16 * 1024
+# Of one call, in characters of JSON: parsing holds the interpreter.
+MAX_ARGUMENTS_CHARS = 256 * 1024
 _ROLES: dict[int, str] = {
     pb.ROLE_SYSTEM: "system",
     pb.ROLE_USER: "user",
@@ -24,6 +28,9 @@ _UNSUPPORTED = "UNSUPPORTED_FEATURE"
 def read_messages(messages: list[pb.Message], checks: FieldChecks) -> list[dict[str, Any]]:
     """One dictionary a message; what is wrong goes to `checks`, and the result is then not to be used."""
     checks.require(bool(messages), "messages", "the conversation is empty")
+    count = len(messages)
+    if not checks.require(count <= MAX_MESSAGES, "messages", f"{count} messages, at most {MAX_MESSAGES} are allowed"):
+        return []
     return [_read_message(message, f"messages[{index}]", checks) for index, message in enumerate(messages)]
 
 
@@ -76,6 +83,9 @@ def _read_call(call: pb.ToolCall, field: str, checks: FieldChecks) -> dict[str, 
 
 def _read_arguments(text: str, field: str, checks: FieldChecks) -> object:
     """Templates write the arguments as JSON themselves. No text is no arguments."""
+    too_long = f"{len(text)} characters, at most {MAX_ARGUMENTS_CHARS} are allowed"
+    if not checks.require(len(text) <= MAX_ARGUMENTS_CHARS, field, too_long):
+        return None
     try:
         arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):

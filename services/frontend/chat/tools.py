@@ -105,6 +105,9 @@ def _read_tools(request: pb.ChatRequest, checks: FieldChecks) -> tuple[Tool, ...
     count = len(request.tools)
     if not checks.require(count <= MAX_TOOLS, "tools", f"{count} tools, at most {MAX_TOOLS} are allowed"):
         return ()
+    # Parsing holds the interpreter, so sizes come first.
+    if not _check_size(sum(len(given.parameters_json) for given in request.tools), checks):
+        return ()
     tools: dict[str, Tool] = {}
     num_chars = 0
     for index, given in enumerate(request.tools):
@@ -115,9 +118,13 @@ def _read_tools(request: pb.ChatRequest, checks: FieldChecks) -> tuple[Tool, ...
         parameters = _read_parameters(given, field, checks)
         num_chars += len(json.dumps(parameters))
         tools[given.name] = Tool(given.name, given.description, parameters, given.strict)
-    limit = f"{num_chars} characters of schemas, at most {MAX_SCHEMA_CHARS} are allowed"
-    checks.require(num_chars <= MAX_SCHEMA_CHARS, "tools", limit)
+    _check_size(num_chars, checks)
     return tuple(tools.values())
+
+
+def _check_size(num_chars: int, checks: FieldChecks) -> bool:
+    limit = f"{num_chars} characters of schemas, at most {MAX_SCHEMA_CHARS} are allowed"
+    return checks.require(num_chars <= MAX_SCHEMA_CHARS, "tools", limit)
 
 
 def _read_parameters(given: pb.Tool, field: str, checks: FieldChecks) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from stepwire.tls import channel_credentials
 
 UNIX_PREFIX = "unix:"
 CONNECT_METHOD = "/stepwire.engine.v1.EngineCoreService/Connect"
+# What gRPC says when HTTP/1, TLS or something else answers where HTTP/2 was expected.
+FOREIGN_PROTOCOL = ("Failed parsing HTTP/2", "FRAME_SIZE_ERROR", "WRONG_VERSION_NUMBER", "http1.x")
+ANOTHER_PROTOCOL = " (the peer speaks another protocol on this port; look at --engine-endpoints and TLS on both sides)"
 
 
 def open_channel(endpoint: str, identity: ClientIdentity) -> grpc.aio.Channel:
@@ -22,6 +25,13 @@ def open_channel(endpoint: str, identity: ClientIdentity) -> grpc.aio.Channel:
     if identity.tls_server_name:
         options.append((grpc_options.TARGET_NAME, identity.tls_server_name))
     return grpc.aio.secure_channel(endpoint, channel_credentials(identity.tls), options=options)
+
+
+def why_silent(error: grpc.aio.AioRpcError) -> str:
+    """The status of a call to an engine in words, for the operator: gRPC's own do not say what is behind the port."""
+    said = error.details() or ""
+    is_strange = any(sign in said for sign in FOREIGN_PROTOCOL)
+    return f"{error.code().name}: {said}{ANOTHER_PROTOCOL if is_strange else ''}"
 
 
 def open_stream(

@@ -20,7 +20,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from frontend.engine_client.balancer import Candidate
-from frontend.engine_client.channel import open_channel, open_stream
+from frontend.engine_client.channel import open_channel, open_stream, why_silent
 from frontend.engine_client.connection_state import (
     ClientIdentity,
     ConnectionState,
@@ -247,7 +247,7 @@ class EngineConnection:
         except grpc.aio.AioRpcError as error:
             if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise
-            self._wait_for(f"{error.code().name}: {error.details()}")
+            self._wait_for(why_silent(error))
             return None
         return to_facts(answer.ready)
 
@@ -286,7 +286,7 @@ class EngineConnection:
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             text = f"engine {self.endpoint} refuses this frontend: {error.details()}"
             return EngineRefusedError(text, reason=reason_of(error) or None)
-        return UnavailableError(f"engine {self.endpoint} does not answer: {error.code().name}: {error.details()}")
+        return UnavailableError(f"engine {self.endpoint} does not answer: {why_silent(error)}")
 
     def _lose(self, error: StepwireError) -> None:
         # A copy has no traceback, which would keep the session and all that it held.

@@ -26,12 +26,13 @@ from frontend.input_processor.sampling import num_choices, read_sampling
 from frontend.input_processor.stopping import check_stop, resolve_max_tokens, resolve_min_tokens
 from frontend.input_processor.structured_output import check_structured_output
 from frontend.input_processor.unsupported import refuse_unsupported
+from frontend.retry_advice import RETRY_AFTER_MS
 from frontend.text_times import TextTimes
 from frontend.tokenize_trace import trace_tokenize
 from frontend.tokenizer import Tokenizer
 from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2
-from stepwire.errors import InvalidRequestError, RequestFailedError
+from stepwire.errors import InvalidRequestError, RequestFailedError, UnavailableError
 from stepwire.v1 import common_pb2, generation_service_pb2
 
 Result = TypeVar("Result")
@@ -94,10 +95,12 @@ class InputProcessor:
         self.facts = facts
         self._tokenizer = tokenizer
         self._clock = clock
+        self._is_closed = False
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
         """Let go of the threads. What they were given is still done: somebody waits for it."""
+        self._is_closed = True
         self._threads.shutdown(wait=False)
 
     def check_model(self, name: str) -> None:
@@ -109,7 +112,12 @@ class InputProcessor:
             )
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Run work of the tokenizer in one of its threads: on the event loop it would hold up every stream."""
+        """Run work of the tokenizer in one of its threads: on the event loop it would hold up every stream.
+
+        Raises UnavailableError when another model has taken the place of this one.
+        """
+        if self._is_closed:
+            raise UnavailableError("the engines have just changed to another model", retry_after_ms=RETRY_AFTER_MS)
         self._times.num_in_threads += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -127,7 +135,8 @@ class InputProcessor:
     ) -> ProcessedRequest:
         """Check and complete a request, which is not changed. With `pooling` its prompt is all that counts.
 
-        Raises InvalidRequestError naming every wrong field, or RequestFailedError DEADLINE when time is up already.
+        Raises InvalidRequestError naming every wrong field, RequestFailedError DEADLINE when time is up already, or
+        UnavailableError.
         """
         draft = self._begin(request, request_id, client_class, deadline_in_s, pooling)
         encode = partial(self._encode, draft)

@@ -11,7 +11,7 @@ from typing import Any
 
 from frontend.peers import NO_DRAIN, DrainStatus
 from frontend.workers.control_channel import ChannelClosedError, Handler
-from frontend.workers.request_ids import RequestIds
+from frontend.workers.request_ids import RequestIds, RequestKey
 from frontend.workers.worker_handle import WorkerHandle
 
 
@@ -21,6 +21,8 @@ class Relay:
     def __init__(self, workers: Mapping[int, WorkerHandle]) -> None:
         self._workers = workers
         self._ids = RequestIds()
+        # Claims that wait for what another worker says, by who asks. A release ends its claim as well.
+        self._claims: dict[tuple[int, RequestKey], object] = {}
         # What an operator has asked for holds for workers that come later, too.
         self._drain: dict[str, Any] | None = None
 
@@ -36,21 +38,34 @@ class Relay:
 
     def forget(self, number: int) -> None:
         """The worker is gone."""
+        self._claims = {(asker, key): claim for (asker, key), claim in self._claims.items() if asker != number}
         self._ids.forget(number)
 
     async def claim(self, asker: int, caller: str, request_id: str) -> int | None:
         """None, or the tokens that another worker has emitted of a request with this id."""
         key = (caller, request_id)
-        while (owner := self._ids.claim(asker, key)) != asker:
-            tokens_emitted: int | None = await self._call(owner, "tokens_emitted", caller=caller, request_id=request_id)
-            if tokens_emitted is not None:
-                return tokens_emitted
-            # It has ended meanwhile.
-            self._ids.release(owner, key)
-        return None
+        claim = self._claims[asker, key] = object()
+        try:
+            while (owner := self._ids.claim(asker, key)) != asker:
+                tokens_emitted: int | None = await self._call(
+                    owner, "tokens_emitted", caller=caller, request_id=request_id
+                )
+                if tokens_emitted is not None:
+                    return tokens_emitted
+                # It has ended meanwhile.
+                self._ids.release(owner, key)
+                if self._claims.get((asker, key)) is not claim:
+                    # So has the one that asks: its id would be nobody's, and for ever.
+                    return None
+            return None
+        finally:
+            if self._claims.get((asker, key)) is claim:
+                del self._claims[asker, key]
 
     async def release(self, asker: int, caller: str, request_id: str) -> None:
-        self._ids.release(asker, (caller, request_id))
+        key = (caller, request_id)
+        self._claims.pop((asker, key), None)
+        self._ids.release(asker, key)
 
     async def abort(self, asker: int, caller: str, request_ids: list[str]) -> list[str]:
         by_owner = self._ids.by_owner(caller, request_ids, asker)

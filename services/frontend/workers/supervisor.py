@@ -34,6 +34,8 @@ MAX_BACKOFF_S = 30.0
 # A worker that has lived so long did not die of its start.
 STABLE_S = 60.0
 TICK_S = 1.0
+# What stands for the exit code of a process that there never was.
+SPAWN_FAILED = 1
 # Beyond the delay and the drain, for last words, goodbyes and closing.
 STOP_MARGIN_S = 30.0
 
@@ -150,7 +152,13 @@ class Supervisor:
     async def _run_worker(self, number: int, role: Role) -> int:
         # What is started later, in the place of another, belongs to no start of the whole.
         environment = {} if self._has_started else self._startup_trace.environment
-        worker = await WorkerHandle.start(role, settings_of(number, self._settings), environment)
+        try:
+            worker = await WorkerHandle.start(role, settings_of(number, self._settings), environment)
+        except OSError as error:
+            # No memory, process or descriptor is free: this may pass, and another try is due as for one that died.
+            logger.error("worker %d has no process: %s", number, error)
+            self._judge(number, SPAWN_FAILED, has_listened=False)
+            return SPAWN_FAILED
         self._workers[number] = worker
         logger.info("worker %d is process %d", number, worker.process.pid)
         if self._stop.is_set():

@@ -38,15 +38,20 @@ class WorkerHandle:
 
     @classmethod
     async def start(cls, role: Role, settings: FrontendSettings, environment: Mapping[str, str]) -> WorkerHandle:
-        """A new interpreter, never a copy of this one: gRPC does not survive a fork. `environment` is added to ours."""
+        """A new interpreter, never a copy of this one: gRPC does not survive a fork. `environment` is added to ours.
+
+        Raises OSError.
+        """
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "frontend.workers.worker", str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
                 env={**environment_without_settings(), **environment},
             )  # fmt: skip
-        channel = await ControlChannel.open(ours)
+            channel = await ControlChannel.open(ours)
+            undo.pop_all()
         channel.send({"role": asdict(role), "settings": settings.model_dump(mode="json")})
         return cls(process, channel)
 

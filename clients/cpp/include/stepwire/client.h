@@ -15,6 +15,7 @@
 #include "stepwire/resuming_stream.h"
 #include "stepwire/stream.h"
 #include "stepwire/v1/chat_service.grpc.pb.h"
+#include "stepwire/v1/embedding_service.grpc.pb.h"
 #include "stepwire/v1/generation_service.grpc.pb.h"
 #include "stepwire/v1/model_service.grpc.pb.h"
 #include "stepwire/v1/tokenization_service.grpc.pb.h"
@@ -53,6 +54,9 @@ class Client {
   ResumingStream<v1::ChatRequest, v1::ChatStreamResponse> ChatResuming(const v1::ChatRequest& request, int max_resumes,
                                                                        const CallOptions& options = {}) const;
 
+  // One vector for each input, in order; one input that fails is the failure of all.
+  v1::EmbedResponse Embed(const v1::EmbedRequest& request, const CallOptions& options = {}) const;
+
   v1::TokenizeResponse Tokenize(const v1::TokenizeRequest& request, const CallOptions& options = {}) const;
   v1::DetokenizeResponse Detokenize(const v1::DetokenizeRequest& request, const CallOptions& options = {}) const;
   v1::ListModelsResponse ListModels(const v1::ListModelsRequest& request, const CallOptions& options = {}) const;
@@ -67,6 +71,7 @@ class Client {
   Metadata metadata_;
   std::unique_ptr<v1::GenerationService::Stub> generation_;
   std::unique_ptr<v1::ChatService::Stub> chat_;
+  std::unique_ptr<v1::EmbeddingService::Stub> embedding_;
   std::unique_ptr<v1::TokenizationService::Stub> tokenization_;
   std::unique_ptr<v1::ModelService::Stub> models_;
 };

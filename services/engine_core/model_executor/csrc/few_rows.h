@@ -66,10 +66,12 @@ struct Stream<bfloat16> {
   }
 };
 
-// What is fetched while a block of rows is multiplied: `step` bytes further on for each step along the depth.
+// What is fetched while a block of rows is multiplied: `step` bytes further on for each step along the depth. Into the
+// second level's cache where memory is what all wait for: the first level's waits for fewer lines at once.
 struct Ahead {
   const char* from;
   int64_t step;
+  bool is_far;
 };
 
 // `vectors` vectors of columns of a panel, from column `first` of it on, for `rows` rows from `row` on.
@@ -85,7 +87,7 @@ __attribute__((noinline)) void multiply_columns(
     typename S::Numbers numbers[vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++) {
-      __builtin_prefetch(ahead.from + v * 64);
+      ahead.is_far ? __builtin_prefetch(ahead.from + v * 64, 0, 2) : __builtin_prefetch(ahead.from + v * 64, 0, 3);
       numbers[v] = S::numbers(weight + v * kWidth * S::kDepth);
     }
 #pragma GCC unroll 8
@@ -108,7 +110,7 @@ template <typename T, int rows>
 void multiply_panel(const PackedProduct& p, int64_t panel, int64_t row, Ahead ahead) {
   for (int64_t first = 0, vectors; first < p.panel_columns; first += vectors * kWidth) {
     const int64_t rest = (p.panel_columns - first) / kWidth;
-    const Ahead here{ahead.from + first * 4, ahead.step};
+    const Ahead here{ahead.from + first * 4, ahead.step, ahead.is_far};
     vectors = rest >= 4 ? 4 : rest >= 2 ? 2 : 1;
     if (vectors == 4) multiply_columns<T, rows, 4>(p, panel, first, row, here);
     if (vectors == 2) multiply_columns<T, rows, 2>(p, panel, first, row, here);
@@ -129,6 +131,8 @@ struct FewRows {
   static constexpr int64_t kMost = 1024, kMostOfLayers = 1024;
   // With four vectors of columns: their sums and what those are made of just fit the registers.
   static constexpr int64_t kRows = 6;
+  // With more blocks a panel takes longer to multiply than to read.
+  static constexpr int64_t kFarBlocks = 2;
 
   static void multiply(const PackedProduct& p, int64_t begin, int64_t end) {
     const int64_t blocks = (p.rows + kRows - 1) / kRows;
@@ -140,7 +144,7 @@ struct FewRows {
         // The first block of a panel reads it from memory. Would the others leave memory idle, it would be the slowest:
         // each fetches its share of the next panel.
         const char* ahead = (const char*)panel_of<T>(p, panel) + (blocks > 1 ? bytes + bytes * block / blocks : kAhead);
-        multiply_rows<T, kRows>(p, panel, row, rows, {ahead, step});
+        multiply_rows<T, kRows>(p, panel, row, rows, {ahead, step, blocks <= kFarBlocks});
       }
   }
 };

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from google.protobuf.struct_pb2 import Struct
 from pydantic import Field
 
 from frontend.api.openai_http.fields import GenerationBody, Int32, Part, UInt32
+from frontend.chat.messages import MAX_MESSAGES
+from frontend.chat.tools import MAX_TOOLS
 from stepwire.errors import InvalidRequestError
 from stepwire.v1 import chat_service_pb2 as pb
 from stepwire.v1 import common_pb2
@@ -77,8 +79,8 @@ class ConversationBody(Part):
     """What a prompt is rendered from."""
 
     model: str | None = None
-    messages: list[ChatMessage] = Field(default_factory=list)
-    tools: list[Tool] | None = None
+    messages: list[ChatMessage] = Field(default_factory=list, max_length=MAX_MESSAGES)
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None

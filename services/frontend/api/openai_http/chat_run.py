@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from frontend.api.answering import rank_of
 from frontend.api.logprobs_messages import size_of, to_token_logprobs
 from frontend.api.openai_http.call import HttpCall
-from frontend.api.openai_http.logprobs import chat_logprobs
+from frontend.api.openai_http.logprobs import ChatLogprobs
 from frontend.api.openai_http.run import Choice, Run, finish_reason, stop_reason
 from frontend.chat.events import ChatDelta, ChatEvent, ChatFinished
 from frontend.chat.service import Chat
@@ -27,6 +28,7 @@ class ChatRun(Run[ChatEvent]):
         self._request = request
         # Choices whose role was said.
         self._begun: set[int] = set()
+        self._logprobs_of: defaultdict[int, ChatLogprobs] = defaultdict(ChatLogprobs)
 
     async def submit(self) -> None:
         self.chat = await Chat.submit(
@@ -66,7 +68,8 @@ class ChatRun(Run[ChatEvent]):
         if event.logprobs is None:
             return None
         num_top = self.chat.processed.output.num_logprobs or 0
-        return chat_logprobs(to_token_logprobs(event.logprobs, num_top, self.generation.model.tokenizer.token_bytes))
+        rows = to_token_logprobs(event.logprobs, num_top, self.generation.model.tokenizer.token_bytes)
+        return self._logprobs_of[event.choice].of(rows)
 
 
 def _part(choice: int, delta: dict[str, Any], **changed: Any) -> Choice:

@@ -23,13 +23,16 @@ class CompletionBody(GenerationBody):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Int32 | None = None
 
-    def to_requests(self) -> tuple[list[GenerateRequest], dict[str, str]]:
+    def to_requests(self, max_prompts: int) -> tuple[list[GenerateRequest], dict[str, str]]:
         """One request a prompt, and what the caller calls some of their fields. Raises InvalidRequestError."""
         self.check_stream()
         self._refuse_unsupported()
         prompts = as_list(self.prompt)
         if not prompts:
             raise InvalidRequestError.of_field("prompt", "the list is empty")
+        if len(prompts) > max_prompts:
+            text = f"{len(prompts)} prompts are more than the limit of {max_prompts}"
+            raise InvalidRequestError.of_field("prompt", text)
         constraint, names = self.structured_output()
         request = GenerateRequest(
             model=self.model or "",

@@ -29,6 +29,9 @@ class CompletionRun(Run[CollectorItem]):
     ) -> None:
         super().__init__(frontend, call, request_id, first_choice)
         self._request = request
+        self._has_prompt = False
+        # What has come before the rows of the prompt.
+        self._held: list[CollectorItem] = []
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
 
     async def submit(self) -> None:
@@ -38,7 +41,26 @@ class CompletionRun(Run[CollectorItem]):
         self.generation.submit(self.processed, rank_of(self.call))
 
     async def next(self) -> Sequence[CollectorItem]:
-        return await self.generation.next()
+        while events := await self.generation.next():
+            if in_order := self._behind_prompt(events):
+                return in_order
+        # Nothing, unless the prompt's rows never came: its request ended before its first token.
+        return self._take_held()
+
+    def _behind_prompt(self, events: Sequence[CollectorItem]) -> Sequence[CollectorItem]:
+        """Rows of an echoed prompt belong in front, but come with the first choice: others may be ahead of it."""
+        if self._has_prompt or self.processed.output.num_prompt_logprobs is None:
+            return events
+        self._held.extend(events)
+        prompts = [event for event in events if isinstance(event, PromptReady)]
+        if not prompts:
+            return ()
+        self._has_prompt = True
+        return [*prompts, *(event for event in self._take_held() if not isinstance(event, PromptReady))]
+
+    def _take_held(self) -> list[CollectorItem]:
+        held, self._held = self._held, []
+        return held
 
     def num_entries(self, events: Sequence[CollectorItem]) -> int:
         return sum(map(num_entries, events))
@@ -73,7 +95,7 @@ class CompletionRun(Run[CollectorItem]):
         rows = [TokenLogprobs()]
         for packed in event.logprobs:
             rows.extend(self._rows(packed, self.processed.output.num_prompt_logprobs))
-        return self._logprobs[choice].of(rows, first_token=first.decode("utf-8", "replace"))
+        return self._logprobs[choice].of(rows, first_token=first)
 
     def _rows(self, packed: PackedLogprobs, num_top: int | None) -> Iterator[TokenLogprobs]:
         return to_token_logprobs(packed, num_top or 0, self.generation.model.tokenizer.token_bytes)

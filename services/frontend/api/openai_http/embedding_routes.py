@@ -36,7 +36,7 @@ class EmbeddingRoutes:
 
     @answers_errors
     async def embed(self, call: HttpCall, request_id: str) -> Response:
-        body = await call.read(EmbeddingBody)
+        body = await call.read(EmbeddingBody, self._frontend.gate)
         run = EmbeddingRun(self._frontend, call, request_id, deadline_in_s=None)
         return EmbeddingResponse(run, body.to_request(), is_base64=body.encoding_format == "base64")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from grpc import StatusCode
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from frontend.input_processor.field_checks import MAX_VIOLATIONS
 from stepwire.errors import FieldViolation, InvalidRequestError, StepwireError
@@ -86,12 +87,18 @@ def headers_of(error: StepwireError) -> dict[str, str]:
 
 def invalid_body(error: ValidationError) -> InvalidRequestError:
     """What is wrong with a body, field by field, without anything that stands in it."""
-    # The branches of a union are reported one by one.
-    found = {_path(item["loc"]): item["msg"] for item in reversed(error.errors(include_input=False, include_url=False))}
+    errors = error.errors(include_input=False, include_url=False)
+    # The branches of a union are reported one by one; where a list is too long for its own, the others say nothing.
+    errors = [item for item in errors if item["type"] == _TOO_LONG] or errors
+    found = {_path(item["loc"]): _what_is_wrong(item) for item in reversed(errors)}
     violations = tuple(FieldViolation(field, text) for field, text in reversed(found.items()) if field)
     if violations:
         return InvalidRequestError("the body is not valid", violations=violations[:MAX_VIOLATIONS])
     return InvalidRequestError(f"the body is not valid: {'; '.join(found.values())}")
+
+
+def _what_is_wrong(item: ErrorDetails) -> str:
+    return f"at most {item['ctx']['max_length']} entries are allowed" if item["type"] == _TOO_LONG else item["msg"]
 
 
 def http_phrase(status: int) -> str:
@@ -122,4 +129,5 @@ def _named(location: tuple[int | str, ...]) -> Iterator[int | str]:
             yield part
 
 
+_TOO_LONG = "too_long"
 _TYPES = frozenset({"str", "int", "float", "bool", "list", "dict"})

@@ -1,7 +1,7 @@
 """What the bodies of completions and chats have in common, and the parts of the gRPC messages it becomes.
 
-Types only: whether a value is one that makes sense is said once, by the input processor. Names beyond OpenAI's are
-vLLM's. Pure.
+Types only: whether a value is one that makes sense is said once, by the input processor. Lists end where no limit of
+its is met any more, before objects are made of them. Names beyond OpenAI's are vLLM's. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from frontend.api.openai_http.structured_output import ResponseFormat, StructuredOutputs, read_structured_output
+from frontend.input_processor.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS_ENTRIES
+from frontend.input_processor.stopping import MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from stepwire.errors import InvalidRequestError
 from stepwire.v1 import common_pb2
 
@@ -41,18 +43,18 @@ class GenerationBody(Part):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: Int64 | None = None
-    stop: str | list[str] | None = None
-    logit_bias: dict[UInt32, float] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    logit_bias: Annotated[dict[UInt32, float], Field(max_length=MAX_LOGIT_BIAS_ENTRIES)] | None = None
     max_tokens: UInt32 | None = None
     response_format: ResponseFormat | None = None
 
     top_k: Int32 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    bad_words: list[str] | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: list[UInt32] | None = None
     min_tokens: UInt32 | None = None
-    stop_token_ids: list[UInt32] | None = None
+    stop_token_ids: Annotated[list[UInt32], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from frontend.api.answering import caller_of, client_class_of
 from frontend.api.openai_http.answer import CHAT, COMPLETION, AnswerResponse
 from frontend.api.openai_http.answering_http import ERROR_RESPONSES, answers_errors, body_schema
 from frontend.api.openai_http.call import HttpCall
@@ -16,7 +17,6 @@ from frontend.api.openai_http.completion_body import CompletionBody
 from frontend.api.openai_http.completion_run import CompletionRun
 from frontend.call_trace import name_call
 from frontend.llm_frontend import LLMFrontend
-from stepwire.errors import InvalidRequestError
 
 
 class GenerationRoutes:
@@ -42,12 +42,10 @@ class GenerationRoutes:
 
     @answers_errors
     async def complete(self, call: HttpCall, request_id: str) -> Response:
-        body = await call.read(CompletionBody)
-        requests, names = body.to_requests()
+        body = await call.read(CompletionBody, self._frontend.gate)
+        requests, names = body.to_requests(self._frontend.settings.max_concurrent_requests)
         num_choices = 1 if body.n is None else body.n
-        limit = self._frontend.settings.max_concurrent_requests
-        if len(requests) > limit:
-            raise InvalidRequestError.of_field("prompt", f"{len(requests)} prompts are more than the limit of {limit}")
+        self._frontend.check_batch(caller_of(call), client_class_of(call), "prompt", len(requests), num_choices)
         name_call(request_id)
         ids = [request_id] if len(requests) == 1 else [f"{request_id}-{index}" for index in range(len(requests))]
         runs = [
@@ -58,7 +56,7 @@ class GenerationRoutes:
 
     @answers_errors
     async def chat(self, call: HttpCall, request_id: str) -> Response:
-        body = await call.read(ChatBody)
+        body = await call.read(ChatBody, self._frontend.gate)
         request, names = body.to_request()
         runs = [ChatRun(self._frontend, call, request_id, request)]
         return AnswerResponse(CHAT, request_id, runs, names=names, **_stream_options(body))

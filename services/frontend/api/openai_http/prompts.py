@@ -16,9 +16,14 @@ class _FailFast(FailFast):
         return hash(self.fail_fast)
 
 
-_Strings = Annotated[list[str], _FailFast()]
-_TokenIds = Annotated[list[UInt32], _FailFast()]
-_TokenIdLists = Annotated[list[_TokenIds], _FailFast()]
+# More are never taken at once, whatever the limit of a server is.
+MAX_PROMPTS = 16 * 1024
+# Above every context there is.
+MAX_TOKEN_IDS = 2 * 1024 * 1024
+
+_Strings = Annotated[list[str], _FailFast(), Field(max_length=MAX_PROMPTS)]
+_TokenIds = Annotated[list[UInt32], _FailFast(), Field(max_length=MAX_TOKEN_IDS)]
+_TokenIdLists = Annotated[list[_TokenIds], _FailFast(), Field(max_length=MAX_PROMPTS)]
 # In this order, and each given up at its first mistake: a prompt may have a hundred thousand ids.
 Prompts = Annotated[str | _Strings | _TokenIds | _TokenIdLists, Field(union_mode="left_to_right")]
 

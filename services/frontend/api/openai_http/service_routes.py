@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
+from pydantic import Field
 from starlette.responses import JSONResponse
 
 from frontend.api.answering import caller_of, client_class_of
@@ -20,7 +21,7 @@ from frontend.api.openai_http.answering_http import (
 from frontend.api.openai_http.call import HttpCall
 from frontend.api.openai_http.chat_body import ConversationBody
 from frontend.api.openai_http.fields import Part, UInt32
-from frontend.api.tokenization import detokenize, encode_chat, tokenize
+from frontend.api.tokenization import MAX_TOKEN_IDS, detokenize, encode_chat, tokenize
 from frontend.chat.service import prepare_in_thread
 from frontend.llm_frontend import LLMFrontend
 from frontend.serving_model import ServingModel
@@ -41,7 +42,7 @@ class TokenizeBody(ConversationBody):
 
 class DetokenizeBody(Part):
     model: str | None = None
-    tokens: list[UInt32]
+    tokens: Annotated[list[UInt32], Field(max_length=MAX_TOKEN_IDS)]
 
 
 class ServiceRoutes:
@@ -77,7 +78,7 @@ class ServiceRoutes:
 
     @answers_errors
     async def tokenize(self, call: HttpCall, request_id: str) -> Response:
-        body = await call.read(TokenizeBody)
+        body = await call.read(TokenizeBody, self._frontend.gate)
         if (body.prompt is None) == (not body.messages):
             raise InvalidRequestError.of_field("prompt", "either prompt or messages is needed")
         with self._frontend.tokenization(caller_of(call), client_class_of(call)) as model:
@@ -87,7 +88,7 @@ class ServiceRoutes:
 
     @answers_errors
     async def detokenize(self, call: HttpCall, request_id: str) -> Response:
-        body = await call.read(DetokenizeBody)
+        body = await call.read(DetokenizeBody, self._frontend.gate)
         request = tokenization_service_pb2.DetokenizeRequest(
             model=body.model or "", sequences=[common_pb2.TokenIds(ids=body.tokens)], skip_special_tokens=False
         )
