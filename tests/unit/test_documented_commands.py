@@ -33,6 +33,9 @@ FOREIGN = {
     "--java", "--libs", "--no-binary", "--no-buffer", "--no-deps", "--now", "--output", "--plugin", "--policy",
     "--project-name", "--protocol", "--raw", "--schema", "--silent", "--values", "--worker-urls", "--write-out",
     "--system",
+    # Of podman and buildah.
+    "--cap-drop", "--detach", "--env", "--isolation", "--name", "--network", "--publish", "--pull", "--read-only",
+    "--time", "--tmpfs", "--volume", "--volumes",
 }  # fmt: skip
 # Of the benchmarks, the fuzzers and the table of targets.
 OTHER_PROGRAMS = {"--document", "--fuzz-seed", "--rounds", "--strict", "--tiny"}

@@ -9,12 +9,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
 
 from engine_core.config import EngineSettings
 from frontend.config import FrontendSettings
 from stepwire.grpc_errors import REASONS
-from stepwire_client.cli import app
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "operations").glob("*.md"), *ROOT.glob("*.md")])
@@ -22,37 +20,15 @@ OPERATIONS = [page for page in PAGES if page.parent.name == "operations" or page
 METRICS = set(re.findall(r"(?m)^(stepwire_\w+) ", (ROOT / "tests/golden/metrics.txt").read_text(encoding="utf-8")))
 SETTINGS = {**EngineSettings.model_fields, **FrontendSettings.model_fields}
 # Those of curl, openssl and pip in the blocks.
-FOREIGN_FLAGS = {"--silent", "--fail", "--output", "--write-out", "--help"}
 
 
 def ids(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def options_of_the_command_line() -> set[str]:
-    commands, found = [get_command(app)], set()
-    while commands:
-        command = commands.pop()
-        commands += getattr(command, "commands", {}).values()
-        for parameter in command.params:
-            found |= {*parameter.opts, *parameter.secondary_opts}
-    return found
-
-
-def flags_of_the_services() -> set[str]:
-    names = {name.replace("_", "-") for name in SETTINGS}
-    return {f"--{name}" for name in names} | {f"--no-{name}" for name in names}
-
-
 def anchors_of(page: Path) -> set[str]:
     headings = re.findall(r"(?m)^#+ (.+)$", page.read_text(encoding="utf-8"))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("page", OPERATIONS, ids=ids)
-def test_flags_that_are_named_exist(page: Path):
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+[a-z]", page.read_text(encoding="utf-8")))
-    assert named <= flags_of_the_services() | options_of_the_command_line() | FOREIGN_FLAGS
 
 
 @pytest.mark.parametrize("page", OPERATIONS, ids=ids)

@@ -175,7 +175,7 @@ def test_a_grammar_that_fails_during_a_pause_ends_its_request(engine: LoopedEngi
     grammar = ScriptedGrammar()
     engine.add(1, grammar=grammar)
     engine.turn()
-    grammar.error = "broken"
+    grammar.error = RequestError("GRAMMAR_INVALID", "broken")
     engine.proc.core.structured_output = DoneGrammars((SESSION, 1))
     engine.turn()
     assert engine.finishes[1].error is not None

@@ -85,7 +85,8 @@ class ResumableStream(Generic[Request, Response]):
     def request(self) -> Request:
         """For the next call."""
         request = _copy(self._request)
-        request.resume_output_token_ids.ids.extend(self._kept)
+        if self._kept:
+            request.resume_output_token_ids.ids.extend(self._kept)
         if self._accepted is not None:
             request.request_id = self._accepted.request_id
             request.sampling.seed = self._accepted.seed
