@@ -141,15 +141,35 @@ GUIDED_CALLS = (
 )
 
 
-def test_calls_among_text_are_those_that_the_parser_makes_of_what_the_model_generates(frontend: Frontend) -> None:
-    """So small a model does not call by itself, so a grammar makes it say something and then call."""
+def test_calls_among_text_that_a_grammar_makes_the_model_write(frontend: Frontend) -> None:
     guide = {"regex": GUIDED_CALLS}
     request = chat(tools=TOOLS, stop={"maxTokens": 200}, output={"tokenIds": True}, structuredOutput=guide)
+    for name, arguments in _calls_as_the_parser_reads_them(frontend, request)[1]:
+        assert name == "weather"
+        _check_arguments(name, arguments)
+
+
+def test_a_call_that_the_model_writes_by_itself_after_examples(frontend: Frontend) -> None:
+    messages = [("SYSTEM", "You answer questions about the weather with a call of the function weather.")]
+    for city in ("Rome", "London"):
+        call = json.dumps({"name": "weather", "arguments": {"city": city}})
+        messages.append(("USER", f"What is the weather in {city}?"))
+        messages.append(("ASSISTANT", f"I will look it up.\n<tool_call>\n{call}\n</tool_call>"))
+    messages.append(("USER", "What is the weather in Paris?"))
+    conversation = [{"role": f"ROLE_{role}", "content": [{"text": text}]} for role, text in messages]
+    request = chat(messages=conversation, tools=TOOLS, stop={"maxTokens": 90}, output={"tokenIds": True})
+    text, calls = _calls_as_the_parser_reads_them(frontend, request)
+    assert text == "I will look it up."
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("weather", {"city": "Paris"})]
+
+
+def _calls_as_the_parser_reads_them(frontend: Frontend, request: ChatRequest) -> tuple[str, list[tuple[str, str]]]:
+    """Content and calls of a chat, streamed and whole: what the parser makes of the text that Generate gives."""
     prompt = frontend.tokenization.RenderChat(RenderChatRequest(chat=request), timeout=TIMEOUT_S).token_ids
-    raw = json_format.ParseDict({"structuredOutput": guide, "output": {"tokenIds": True}}, GenerateRequest())
+    raw = GenerateRequest(sampling=request.sampling, stop=request.stop, output=request.output)
     raw.token_ids.ids.extend(prompt)
-    raw.sampling.CopyFrom(request.sampling)
-    raw.stop.CopyFrom(request.stop)
+    if request.HasField("structured_output"):
+        raw.structured_output.CopyFrom(request.structured_output)
     generated = frontend.generation.Generate(raw, timeout=TIMEOUT_S).completions[0]
     assert generated.text.count("<tool_call>") > 0
     read = parsed(generated.text)
@@ -160,12 +180,10 @@ def test_calls_among_text_are_those_that_the_parser_makes_of_what_the_model_gene
     assert (content(messages), joined(parts)) == read
     assert len(parts) > 4
     assert messages[-1].finished.reason == common_pb2.FINISH_REASON_TOOL_CALLS
-    for name, arguments in read[1]:
-        assert name == "weather"
-        _check_arguments(name, arguments)
 
     answer = frontend.chat.Chat(request, timeout=TIMEOUT_S).choices[0].message
     assert (answer.content[0].text, [(call.name, call.arguments) for call in answer.tool_calls]) == read
+    return read
 
 
 def parsed(text: str) -> tuple[str, list[tuple[str, str]]]:

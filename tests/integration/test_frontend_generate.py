@@ -47,6 +47,17 @@ async def test_headers_name_request_and_engine(frontend: RunningFrontend):
     assert (headers["x-request-id"], headers["x-engine-id"]) == ("r1", "fake-0")
 
 
+async def test_the_trace_of_the_caller_reaches_the_engine_with_its_vendors_state(
+    frontend: RunningFrontend, engine: FakeEngine
+):
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"), ("tracestate", "vendor=a:1,other=b"))
+    await frontend.generation.Generate(request(), metadata=metadata)
+    (add,) = engine.adds
+    assert add.traceparent.split("-")[1] == trace_id
+    assert add.tracestate == "vendor=a:1,other=b"
+
+
 async def test_request_id_comes_from_metadata_or_is_made_up(frontend: RunningFrontend):
     named = await frontend.generation.Generate(request(), metadata=(("x-request-id", "from-header"),))
     unnamed = await frontend.generation.Generate(request())
