@@ -58,7 +58,7 @@ def test_products_are_those_of_the_weight(operators, sets, shape, dtype, has_bia
     for width in (16, 32, 48, 64):
         panels = in_panels(weight, width, -(-depth // 32) * 32)
         assert panels is not None
-        for rows in (1, 2, 3, 4, 7, 16, 17, 32, 33, 70):
+        for rows in (0, 1, 2, 3, 4, 7, 16, 17, 32, 33, 70):
             x = random(rows, depth, dtype=dtype, seed=2)
             expected = expected_of(x, weight, bias)
             for number in sets:
