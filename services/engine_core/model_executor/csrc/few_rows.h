@@ -135,6 +135,8 @@ struct FewRows {
   static constexpr int64_t kFarBlocks = 2;
 
   static void multiply(const PackedProduct& p, int64_t begin, int64_t end) {
+    // A step that ends no prompt asks for the logits of no row.
+    if (p.rows == 0) return;
     const int64_t blocks = (p.rows + kRows - 1) / kRows;
     const int64_t bytes = p.panel_depth * p.panel_columns * sizeof(T), step = p.panel_columns * 4 / blocks;
     for (int64_t panel = begin; panel < end; panel++)
