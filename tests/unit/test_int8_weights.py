@@ -68,6 +68,7 @@ def test_products_are_those_of_rounded_numbers(product_sets, shape, dtype, has_b
     bias = random(columns, dtype=dtype, seed=1) if has_bias else None
     for products in product_sets:
         product = products.product(panel_weight(weight.values, weight.scales, bias))
+        assert product(random(0, depth, dtype=dtype)).shape == (0, columns)
         for rows in (1, 2, 4, 5, 16, 17, 32, 33, 70):
             x = random(rows, depth, dtype=dtype, seed=2)
             x[0] = 0

@@ -152,7 +152,6 @@ Tensor multiply_packed(const Tensor& x, const Tensor& weight, const std::optiona
   check_bias(bias, x, columns);
   const int64_t width = weight.size(2), padded = weight.size(1) * weight.size(3);
   Tensor out = at::empty({rows, columns}, x.options());
-  if (rows == 0) return out;
   const PackedProduct product{x.const_data_ptr(), weight.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr,
                               out.mutable_data_ptr(), rows, columns, depth, width, padded};
   at::parallel_for(0, weight.size(0), std::max<int64_t>(1, kNumbersPerThread / (width * padded)),
@@ -173,7 +172,6 @@ Tensor multiply_int8(const Tensor& x, const Tensor& weight, const Tensor& scales
   check_indices<int32_t>(sums, panels * 32, "sums");
   check_bias(bias, x, columns);
   Tensor out = at::empty({rows, columns}, x.options());
-  if (rows == 0) return out;
   // Memory of the thread that calls, read by all of them.
   char* memory = scratch(rows * (2 * padded + sizeof(float)));
   const Int8Product product{x.const_data_ptr(), bias ? bias->const_data_ptr() : nullptr,
