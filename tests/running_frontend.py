@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from fakes.fake_engine import WAIT_S
 from frontend.config import FrontendSettings
 from frontend.process import FrontendProcess
 from frontend.server import SERVICE_NAMES
@@ -53,7 +54,7 @@ class RunningFrontend:
         return Stream(self.generation.GenerateStream(message, **options))
 
     async def wait_for_health(self, status: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             watch = self.health.Watch(health_pb2.HealthCheckRequest(service=GENERATION))
             async for response in watch:
                 if response.status == status:
@@ -67,14 +68,14 @@ class RunningFrontend:
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return when the condition holds; looked at whenever engines come, go or change."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             while not condition():
                 await self.process._changed.wait()
                 await asyncio.sleep(0)
 
     async def wait_idle(self) -> None:
         """Return when no request is in flight; engines may still owe the answer to an abort."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await self.process.frontend.wait_idle()
 
     @property
