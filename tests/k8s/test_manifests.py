@@ -10,7 +10,7 @@ import yaml
 from manifest_pods import check_pods
 from manifest_references import check_references
 from manifest_schemas import VERSIONS, custom_findings, schema_findings
-from manifests import BUILDS, COMPONENTS, K8S, OVERLAYS, Build, Manifest, of_kind, render
+from manifests import BUILDS, COMPONENTS, K8S, OVERLAYS, Build, Manifest, of_kind, pod_of, render, workloads
 
 # Fields that the oldest version does not know, and the components that need them.
 TOO_NEW = {"1.29": ("model-image",)}
@@ -79,3 +79,13 @@ def test_a_changed_setting_gets_a_new_name_and_so_a_rolling_update():
 
 def test_no_secret_is_committed():
     assert of_kind(all_objects(), "Secret") == []
+
+
+def test_ha_spreads_frontends_hard_and_engines_as_far_as_gpus_allow():
+    hard = {
+        item["kind"]: (constraint["whenUnsatisfiable"], constraint["nodeTaintsPolicy"])
+        for item in workloads(render(Build("overlays/ha")))
+        for constraint in pod_of(item)["topologySpreadConstraints"]
+        if constraint["topologyKey"] == "kubernetes.io/hostname"
+    }
+    assert hard == {"Deployment": ("DoNotSchedule", "Honor"), "StatefulSet": ("ScheduleAnyway", "Honor")}
