@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,7 +13,19 @@ import yaml
 from manifest_pods import check_pods
 from manifest_references import check_references
 from manifest_schemas import VERSIONS, custom_findings, schema_findings
-from manifests import BUILDS, COMPONENTS, K8S, OVERLAYS, Build, Manifest, of_kind, pod_of, render, workloads
+from manifests import (
+    BUILDS,
+    COMPONENTS,
+    K8S,
+    OVERLAYS,
+    Build,
+    Manifest,
+    kustomize,
+    of_kind,
+    pod_of,
+    render,
+    workloads,
+)
 
 # Fields that the oldest version does not know, and the components that need them.
 TOO_NEW = {"1.29": ("model-image",)}
@@ -89,3 +104,14 @@ def test_ha_spreads_frontends_hard_and_engines_as_far_as_gpus_allow():
         if constraint["topologyKey"] == "kubernetes.io/hostname"
     }
     assert hard == {"Deployment": ("DoNotSchedule", "Honor"), "StatefulSet": ("ScheduleAnyway", "Honor")}
+
+
+def test_an_overlay_can_ask_for_a_second_engine_as_the_page_on_upgrades_says(tmp_path: Path):
+    said = re.search(r"`(replicas: \[.+?\])`", (K8S / "README.md").read_text(encoding="utf-8"))
+    assert said is not None
+    base = os.path.relpath(K8S.resolve(), tmp_path.resolve())
+    overlay = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    overlay |= {"resources": [f"{base}/overlays/gpu"], **yaml.safe_load(said[1])}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
+    [engine] = of_kind(kustomize(tmp_path), "StatefulSet")
+    assert engine["spec"]["replicas"] == 2
