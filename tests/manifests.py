@@ -33,8 +33,8 @@ OVERLAYS = [Build(".")] + [Build(f"overlays/{name}") for name in ("cpu", "gpu", 
 # The last component of each is the one that is tried; those before it are what it needs.
 _ON_CPU = (
     ("hpa",), ("keda",), ("mtls",), ("mtls", "cert-manager"), ("auth",), ("auth", "admin-access"), ("hf-token",),
-    ("hub-egress",), ("model-pvc",), ("model-cache-per-replica",), ("model-image",), ("otel",), ("pod-monitor",),
-    ("prometheus-rules",), ("grafana-dashboard",), ("gateway-api",), ("grpc-web",),
+    ("hub-egress",), ("model-pvc",), ("model-cache-per-replica",), ("model-image",), ("shared-memory",), ("otel",),
+    ("pod-monitor",), ("prometheus-rules",), ("grafana-dashboard",), ("gateway-api",), ("grpc-web",),
 )  # fmt: skip
 COMPONENTS = [
     *(Build("overlays/cpu", names) for names in _ON_CPU),

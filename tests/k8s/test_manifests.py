@@ -115,3 +115,10 @@ def test_an_overlay_can_ask_for_a_second_engine_as_the_page_on_upgrades_says(tmp
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
     [engine] = of_kind(kustomize(tmp_path), "StatefulSet")
     assert engine["spec"]["replicas"] == 2
+
+
+def test_shared_memory_is_there_where_nccl_looks_for_it_and_is_bounded():
+    [engine] = of_kind(render(Build("overlays/cpu", ("shared-memory",))), "StatefulSet")
+    [mount] = [mount for mount in pod_of(engine)["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    [volume] = [volume for volume in pod_of(engine)["volumes"] if volume["name"] == mount["name"]]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
