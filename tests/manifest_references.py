@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from manifests import Manifest, containers_of, name_of, of_kind, pod_of, workloads
+from manifests import Manifest, containers_of, environment_of, name_of, of_kind, pod_of, workloads
 
 PROTOS = Path(__file__).parent.parent / "protos"
 GRPC_SERVICES = {
@@ -15,12 +15,14 @@ GRPC_SERVICES = {
     for text in (path.read_text(encoding="utf-8") for path in PROTOS.rglob("*.proto"))
     for service in re.findall(r"^service (\w+)", text, re.MULTILINE)
 }
+# Settings whose value is the path of a file.
+_FILE_SETTING = re.compile(r"STEPWIRE_\w+_FILE|HF_TOKEN_PATH")
 CLUSTER_WIDE = ("Namespace",)
 
 
 def check_references(items: list[Manifest]) -> Iterator[str]:
     """All checks of this file."""
-    for check in (_namespaces, _selectors, _services, _budgets, _policies, _configs, _probes, _scalers):
+    for check in (_namespaces, _selectors, _services, _budgets, _policies, _configs, _files, _probes, _scalers):
         yield from check(items)
 
 
@@ -126,6 +128,20 @@ def _configs(items: list[Manifest]) -> Iterator[str]:
         for mount in (mount for item in containers_of(workload) for mount in item.get("volumeMounts", [])):
             if mount["name"] not in volumes:
                 yield f"{name_of(workload)}: there is no volume {mount['name']}"
+
+
+def _files(items: list[Manifest]) -> Iterator[str]:
+    """Files that settings name come from a mount: an image has none of them."""
+    for workload in workloads(items):
+        for container in containers_of(workload):
+            mounts = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
+            for name, value in environment_of(items, container).items():
+                if _FILE_SETTING.fullmatch(name) and value and not _is_below(value, mounts):
+                    yield f"{name_of(workload)}: {name} is {value}, which {container['name']} has no mount for"
+
+
+def _is_below(path: str, mounts: list[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(mount) for mount in mounts)
 
 
 def _probes(items: list[Manifest]) -> Iterator[str]:

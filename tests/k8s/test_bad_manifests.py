@@ -138,3 +138,17 @@ def test_an_inference_pool_speaks_grpc_to_the_port_that_the_pods_have():
     ports = {port["name"]: port["containerPort"] for item in containers_of(frontend) for port in item["ports"]}
     assert pool["spec"]["targetPorts"] == [{"number": ports["grpc"]}]
     assert pool["spec"]["appProtocol"] == "kubernetes.io/h2c"
+
+
+@pytest.mark.parametrize(
+    ("component", "finding"),
+    [
+        ("mtls", "STEPWIRE_TLS_CLIENT_CA_FILE is /etc/stepwire/tls/ca.crt, which engine-core has no mount for"),
+        ("hf-token", "HF_TOKEN_PATH is /etc/stepwire/hf/token, which engine-core has no mount for"),
+        ("hpa", "StatefulSet/stepwire-engine-core: an autoscaler's target does not exist"),
+        ("pod-monitor", "PodMonitor/stepwire-engine-core: its selector selects no pod"),
+    ],
+)
+def test_a_component_that_does_not_go_with_colocated_pods_is_refused(component: str, finding: str):
+    findings = list(check_references(render(Build("overlays/colocated", (component,)))))
+    assert any(finding in found for found in findings), findings

@@ -15,6 +15,7 @@ from manifest_references import check_references
 from manifest_schemas import VERSIONS, custom_findings, schema_findings
 from manifests import (
     BUILDS,
+    COLOCATED,
     COMPONENTS,
     K8S,
     OVERLAYS,
@@ -122,3 +123,9 @@ def test_shared_memory_is_there_where_nccl_looks_for_it_and_is_bounded():
     [mount] = [mount for mount in pod_of(engine)["containers"][0]["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
     [volume] = [volume for volume in pod_of(engine)["volumes"] if volume["name"] == mount["name"]]
     assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+
+
+def test_the_page_names_what_goes_with_colocated_pods():
+    said = re.search(r"(?s)With `colocated` go (.+?)\.", (K8S / "README.md").read_text(encoding="utf-8"))
+    assert said is not None
+    assert set(re.findall(r"`([\w-]+)`", said[1])) == set(COLOCATED)
