@@ -45,30 +45,31 @@ def _matches(selector: Manifest, workload: Manifest) -> bool:
     )
 
 
-def _selected(items: list[Manifest], selector: Manifest) -> list[Manifest]:
+def selected(items: list[Manifest], selector: Manifest) -> list[Manifest]:
+    """The workloads whose pods a selector selects."""
     return [workload for workload in workloads(items) if _matches(selector, workload)]
 
 
 def _selectors(items: list[Manifest]) -> Iterator[str]:
     for workload in workloads(items):
-        if _selected(items, workload["spec"]["selector"]) != [workload]:
+        if selected(items, workload["spec"]["selector"]) != [workload]:
             yield f"{name_of(workload)}: its selector does not select its pods alone"
         for constraint in pod_of(workload).get("topologySpreadConstraints", []):
-            if _selected(items, constraint["labelSelector"]) != [workload]:
+            if selected(items, constraint["labelSelector"]) != [workload]:
                 yield f"{name_of(workload)}: its spread counts other pods than its own"
     for item in of_kind(items, "PodMonitor", "InferencePool"):
-        if not _selected(items, item["spec"]["selector"]):
+        if not selected(items, item["spec"]["selector"]):
             yield f"{name_of(item)}: its selector selects no pod"
 
 
 def _services(items: list[Manifest]) -> Iterator[str]:
     for service in of_kind(items, "Service"):
-        pods = _selected(items, {"matchLabels": service["spec"]["selector"]})
+        pods = selected(items, {"matchLabels": service["spec"]["selector"]})
         if not pods:
             yield f"{name_of(service)}: its selector selects no pod"
         for port in service["spec"]["ports"]:
             for pod in pods:
-                if port["targetPort"] not in _ports(pod):
+                if port["targetPort"] not in ports_of(pod):
                     yield f"{name_of(service)}: no container of {name_of(pod)} has a port {port['targetPort']}"
     names = {item["metadata"]["name"] for item in of_kind(items, "Service")}
     for item in of_kind(items, "StatefulSet"):
@@ -76,7 +77,8 @@ def _services(items: list[Manifest]) -> Iterator[str]:
             yield f"{name_of(item)}: there is no Service {item['spec']['serviceName']}"
 
 
-def _ports(workload: Manifest) -> dict[str, int]:
+def ports_of(workload: Manifest) -> dict[str, int]:
+    """Name -> number of the ports that its containers declare."""
     return {port["name"]: port["containerPort"] for item in containers_of(workload) for port in item.get("ports", [])}
 
 
@@ -85,7 +87,7 @@ def _budgets(items: list[Manifest]) -> Iterator[str]:
     for budget in of_kind(items, "PodDisruptionBudget"):
         if "minAvailable" in budget["spec"]:
             yield f"{name_of(budget)}: minAvailable can block the drain of a node for ever"
-        covered += _selected(items, budget["spec"]["selector"])
+        covered += selected(items, budget["spec"]["selector"])
     yield from (f"{name_of(item)}: has no PodDisruptionBudget" for item in workloads(items) if item not in covered)
 
 
@@ -99,10 +101,10 @@ def _policies(items: list[Manifest]) -> Iterator[str]:
     if not any(set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"} for policy in closed):
         yield "there is no NetworkPolicy that denies what no other allows"
     for policy in policies:
-        pods = _selected(items, policy["spec"]["podSelector"])
+        pods = selected(items, policy["spec"]["podSelector"])
         if not pods:
             yield f"{name_of(policy)}: selects no pod"
-        open_ports = {number for pod in pods for number in _ports(pod).values()}
+        open_ports = {number for pod in pods for number in ports_of(pod).values()}
         for rule in policy["spec"].get("ingress", []):
             if not rule.get("from"):
                 yield f"{name_of(policy)}: lets in everybody"

@@ -13,6 +13,7 @@ import yaml
 from manifest_pods import check_pods
 from manifest_references import check_references
 from manifest_schemas import VERSIONS, custom_findings, schema_findings
+from manifest_traffic import check_traffic
 from manifests import (
     BUILDS,
     COLOCATED,
@@ -42,7 +43,7 @@ def all_objects(without: tuple[str, ...] = ()) -> list[Manifest]:
 @pytest.mark.parametrize("build", BUILDS, ids=str)
 def test_every_build_keeps_the_rules_for_pods_and_fits_together(build: Build):
     items = render(build)
-    assert [*check_pods(items), *check_references(items)] == []
+    assert [*check_pods(items), *check_references(items), *check_traffic(items)] == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)
