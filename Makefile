@@ -39,6 +39,8 @@ IMAGE_TAG ?=
 RENDER ?=
 IMAGE_LOAD ?=
 KEEP ?=
+# Where docs/ is published, for the links of alerts in what `make gen-rules` writes; empty = paths in the repository.
+RUNBOOK_BASE ?=
 
 .PHONY: help install run observe demo test test-images test-cluster test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
@@ -118,8 +120,8 @@ clients: $(INSTALLED) ## Build the Go and C++ clients into build/clients
 dashboards: $(INSTALLED) ## Write deploy/grafana/*.json from the panels of stepwire_client.monitor
 	@$(BIN)/python deploy/grafana/build.py
 
-gen-rules: $(INSTALLED) ## Write deploy/prometheus/prometheus-rule.yaml from rules.yaml
-	@$(BIN)/python scripts/gen-rules
+gen-rules: $(INSTALLED) ## Write deploy/prometheus/prometheus-rule.yaml from rules.yaml (RUNBOOK_BASE=https://...)
+	@RUNBOOK_BASE="$(RUNBOOK_BASE)" $(BIN)/python scripts/gen-rules
 
 images: ## Build container images with buildah or docker (IMAGES="frontend embedded cpu cuda")
 	@IMAGES="$(IMAGES)" IMAGE_PREFIX="$(IMAGE_PREFIX)" VERSION="$(VERSION)" BASE_IMAGE="$(BASE_IMAGE)" PIP_CONF="$(PIP_CONF)" \
