@@ -25,13 +25,15 @@ PARALLEL := --numprocesses=$(TEST_JOBS) --dist=loadfile --durations=25
 FUZZ_SECONDS ?= 1200
 FUZZ_ARGS ?=
 # What `make images` builds, and how it is called; BASE_IMAGE and PIP_CONF replace Debian's Python and pip's index, and
-# BUILD_FLAGS are the builder's own, e.g. --isolation chroot.
+# BUILD_FLAGS are the builder's own, e.g. --isolation chroot. BUILDER=docker where docker or kind are to find the images: empty
+# takes buildah first, whose images they do not see.
 IMAGES ?= frontend embedded
 IMAGE_PREFIX ?= stepwire
 VERSION ?= 0.1.0
 BASE_IMAGE ?=
 PIP_CONF ?=
 BUILD_FLAGS ?=
+BUILDER ?=
 # Of `make test-cluster`: what is applied, the tag of its images (empty = the overlay's), a program through which manifests
 # are piped, one that brings images into the cluster (their names are its arguments), and KEEP=1 for a namespace that stays.
 OVERLAY ?= k8s/overlays/test
@@ -39,6 +41,8 @@ IMAGE_TAG ?=
 RENDER ?=
 IMAGE_LOAD ?=
 KEEP ?=
+# Where docs/ is published, for the links of alerts in what `make gen-rules` writes; empty = paths in the repository.
+RUNBOOK_BASE ?=
 
 .PHONY: help install run observe demo test test-images test-cluster test-fast test-property fuzz golden-update metrics-doc api-doc dashboards gen-rules images lock-images dev-certs check check-protos protos clients fmt lint types bench bench-peers system-deps clean
 
@@ -118,12 +122,12 @@ clients: $(INSTALLED) ## Build the Go and C++ clients into build/clients
 dashboards: $(INSTALLED) ## Write deploy/grafana/*.json from the panels of stepwire_client.monitor
 	@$(BIN)/python deploy/grafana/build.py
 
-gen-rules: $(INSTALLED) ## Write deploy/prometheus/prometheus-rule.yaml from rules.yaml
-	@$(BIN)/python scripts/gen-rules
+gen-rules: $(INSTALLED) ## Write deploy/prometheus/prometheus-rule.yaml from rules.yaml (RUNBOOK_BASE=https://...)
+	@RUNBOOK_BASE="$(RUNBOOK_BASE)" $(BIN)/python scripts/gen-rules
 
 images: ## Build container images with buildah or docker (IMAGES="frontend embedded cpu cuda")
 	@IMAGES="$(IMAGES)" IMAGE_PREFIX="$(IMAGE_PREFIX)" VERSION="$(VERSION)" BASE_IMAGE="$(BASE_IMAGE)" PIP_CONF="$(PIP_CONF)" \
-		BUILD_FLAGS="$(BUILD_FLAGS)" scripts/build-images
+		BUILD_FLAGS="$(BUILD_FLAGS)" BUILDER="$(BUILDER)" scripts/build-images
 
 lock-images: $(INSTALLED) ## Write the images' lock files from pyproject.toml and the versions in .venv (needs uv)
 	@scripts/lock-images

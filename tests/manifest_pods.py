@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from manifests import Manifest, containers_of, environment_of, name_of, pod_of, workloads
+from manifests import Manifest, containers_of, environment_of, name_of, of_kind, pod_of, workloads
 
+OTHER_KINDS_WITH_PODS = ("Pod", "ReplicaSet", "ReplicationController", "DaemonSet", "Job", "CronJob", "PodTemplate")
+# Of the images.
+USER = 10001
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 # The server's own end, and time to write the last log line.
 GRACE_MARGIN_S = 10
@@ -13,6 +16,8 @@ GRACE_MARGIN_S = 10
 
 def check_pods(items: list[Manifest]) -> Iterator[str]:
     """All checks of this file."""
+    for item in of_kind(items, *OTHER_KINDS_WITH_PODS):
+        yield f"{name_of(item)}: nothing here looks at the pods of this kind"
     for workload in workloads(items):
         yield from (f"{name_of(workload)}: {finding}" for finding in _pod(workload))
         for container in containers_of(workload):
@@ -26,6 +31,11 @@ def _pod(workload: Manifest) -> Iterator[str]:
     context = pod.get("securityContext", {})
     if context.get("runAsNonRoot") is not True or not context.get("runAsUser"):
         yield "runs as root: runAsNonRoot and runAsUser are needed"
+    yield from (
+        f"{field} is {context.get(field)}, and {USER} owns what the image has"
+        for field in ("runAsUser", "runAsGroup", "fsGroup")
+        if context.get(field) != USER
+    )
     if context.get("seccompProfile", {}).get("type") != "RuntimeDefault":
         yield "has no seccompProfile RuntimeDefault"
     for field in ("automountServiceAccountToken", "enableServiceLinks"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from manifests import Manifest, containers_of, name_of, of_kind, pod_of, workloads
+from manifests import Manifest, containers_of, environment_of, name_of, of_kind, pod_of, workloads
 
 PROTOS = Path(__file__).parent.parent / "protos"
 GRPC_SERVICES = {
@@ -15,12 +15,14 @@ GRPC_SERVICES = {
     for text in (path.read_text(encoding="utf-8") for path in PROTOS.rglob("*.proto"))
     for service in re.findall(r"^service (\w+)", text, re.MULTILINE)
 }
+# Settings whose value is the path of a file.
+_FILE_SETTING = re.compile(r"STEPWIRE_\w+_FILE|HF_TOKEN_PATH")
 CLUSTER_WIDE = ("Namespace",)
 
 
 def check_references(items: list[Manifest]) -> Iterator[str]:
     """All checks of this file."""
-    for check in (_namespaces, _selectors, _services, _budgets, _policies, _configs, _probes, _scalers):
+    for check in (_namespaces, _selectors, _services, _budgets, _policies, _configs, _files, _probes, _scalers):
         yield from check(items)
 
 
@@ -43,30 +45,31 @@ def _matches(selector: Manifest, workload: Manifest) -> bool:
     )
 
 
-def _selected(items: list[Manifest], selector: Manifest) -> list[Manifest]:
+def selected(items: list[Manifest], selector: Manifest) -> list[Manifest]:
+    """The workloads whose pods a selector selects."""
     return [workload for workload in workloads(items) if _matches(selector, workload)]
 
 
 def _selectors(items: list[Manifest]) -> Iterator[str]:
     for workload in workloads(items):
-        if _selected(items, workload["spec"]["selector"]) != [workload]:
+        if selected(items, workload["spec"]["selector"]) != [workload]:
             yield f"{name_of(workload)}: its selector does not select its pods alone"
         for constraint in pod_of(workload).get("topologySpreadConstraints", []):
-            if _selected(items, constraint["labelSelector"]) != [workload]:
+            if selected(items, constraint["labelSelector"]) != [workload]:
                 yield f"{name_of(workload)}: its spread counts other pods than its own"
     for item in of_kind(items, "PodMonitor", "InferencePool"):
-        if not _selected(items, item["spec"]["selector"]):
+        if not selected(items, item["spec"]["selector"]):
             yield f"{name_of(item)}: its selector selects no pod"
 
 
 def _services(items: list[Manifest]) -> Iterator[str]:
     for service in of_kind(items, "Service"):
-        pods = _selected(items, {"matchLabels": service["spec"]["selector"]})
+        pods = selected(items, {"matchLabels": service["spec"]["selector"]})
         if not pods:
             yield f"{name_of(service)}: its selector selects no pod"
         for port in service["spec"]["ports"]:
             for pod in pods:
-                if port["targetPort"] not in _ports(pod):
+                if port["targetPort"] not in ports_of(pod):
                     yield f"{name_of(service)}: no container of {name_of(pod)} has a port {port['targetPort']}"
     names = {item["metadata"]["name"] for item in of_kind(items, "Service")}
     for item in of_kind(items, "StatefulSet"):
@@ -74,7 +77,8 @@ def _services(items: list[Manifest]) -> Iterator[str]:
             yield f"{name_of(item)}: there is no Service {item['spec']['serviceName']}"
 
 
-def _ports(workload: Manifest) -> dict[str, int]:
+def ports_of(workload: Manifest) -> dict[str, int]:
+    """Name -> number of the ports that its containers declare."""
     return {port["name"]: port["containerPort"] for item in containers_of(workload) for port in item.get("ports", [])}
 
 
@@ -83,7 +87,7 @@ def _budgets(items: list[Manifest]) -> Iterator[str]:
     for budget in of_kind(items, "PodDisruptionBudget"):
         if "minAvailable" in budget["spec"]:
             yield f"{name_of(budget)}: minAvailable can block the drain of a node for ever"
-        covered += _selected(items, budget["spec"]["selector"])
+        covered += selected(items, budget["spec"]["selector"])
     yield from (f"{name_of(item)}: has no PodDisruptionBudget" for item in workloads(items) if item not in covered)
 
 
@@ -97,10 +101,10 @@ def _policies(items: list[Manifest]) -> Iterator[str]:
     if not any(set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"} for policy in closed):
         yield "there is no NetworkPolicy that denies what no other allows"
     for policy in policies:
-        pods = _selected(items, policy["spec"]["podSelector"])
+        pods = selected(items, policy["spec"]["podSelector"])
         if not pods:
             yield f"{name_of(policy)}: selects no pod"
-        open_ports = {number for pod in pods for number in _ports(pod).values()}
+        open_ports = {number for pod in pods for number in ports_of(pod).values()}
         for rule in policy["spec"].get("ingress", []):
             if not rule.get("from"):
                 yield f"{name_of(policy)}: lets in everybody"
@@ -126,6 +130,20 @@ def _configs(items: list[Manifest]) -> Iterator[str]:
         for mount in (mount for item in containers_of(workload) for mount in item.get("volumeMounts", [])):
             if mount["name"] not in volumes:
                 yield f"{name_of(workload)}: there is no volume {mount['name']}"
+
+
+def _files(items: list[Manifest]) -> Iterator[str]:
+    """Files that settings name come from a mount: an image has none of them."""
+    for workload in workloads(items):
+        for container in containers_of(workload):
+            mounts = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
+            for name, value in environment_of(items, container).items():
+                if _FILE_SETTING.fullmatch(name) and value and not _is_below(value, mounts):
+                    yield f"{name_of(workload)}: {name} is {value}, which {container['name']} has no mount for"
+
+
+def _is_below(path: str, mounts: list[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(mount) for mount in mounts)
 
 
 def _probes(items: list[Manifest]) -> Iterator[str]:

@@ -33,12 +33,18 @@ OVERLAYS = [Build(".")] + [Build(f"overlays/{name}") for name in ("cpu", "gpu", 
 # The last component of each is the one that is tried; those before it are what it needs.
 _ON_CPU = (
     ("hpa",), ("keda",), ("mtls",), ("mtls", "cert-manager"), ("auth",), ("auth", "admin-access"), ("hf-token",),
-    ("hub-egress",), ("model-pvc",), ("model-cache-per-replica",), ("model-image",), ("otel",), ("pod-monitor",),
-    ("prometheus-rules",), ("grafana-dashboard",), ("gateway-api",), ("grpc-web",),
+    ("hub-egress",), ("model-pvc",), ("model-cache-per-replica",), ("model-image",), ("shared-memory",), ("otel",),
+    ("pod-monitor",), ("prometheus-rules",), ("grafana-dashboard",), ("gateway-api",), ("grpc-web",),
+)  # fmt: skip
+COLOCATED = (
+    "auth", "admin-access", "otel", "gateway-api", "grpc-web", "prometheus-rules", "grafana-dashboard",
+    "inference-pool",
 )  # fmt: skip
 COMPONENTS = [
     *(Build("overlays/cpu", names) for names in _ON_CPU),
     Build("overlays/colocated", ("inference-pool",)),
+    # All that README says goes with it.
+    Build("overlays/colocated", COLOCATED),
     # Many at once, as somebody's own overlay may have them.
     Build("overlays/ha", ("cert-manager", "auth", "otel", "grafana-dashboard", "model-cache-per-replica")),
 ]

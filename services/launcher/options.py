@@ -25,6 +25,7 @@ PLACED = {
     "--metrics-port": "the flags here are --frontend-metrics-port and --engine-metrics-port",
     "--engine-endpoints": "the frontend gets the engine cores started with it, the first at --engine-port",
     "--owner": "the launcher owns both services",
+    "--check-config": "it ends a service; use python -m engine_core or python -m frontend",
 }
 # Metrics ports of frontends and engines alternate: the next engine's is not the one after (docs of the ports).
 METRICS_PORT_STEP = 10

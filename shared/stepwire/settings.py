@@ -64,10 +64,16 @@ class Settings(BaseSettings):
         le=1,
         description="Share of the engine's steps with spans, and of traced requests that show short work as well.",
     )
+    check_config: bool = Field(
+        False, description="Only read and check the settings: one line, and exit code 0, or 2 with the mistake."
+    )
 
     @classmethod
     def from_command_line(cls: type[S], args: list[str] | None = None) -> S:
-        """Settings from `args` (default: the process's own) over the environment; a mistake ends the process with 2."""
+        """Settings from `args` (default: the process's own) over the environment; a mistake ends the process with 2.
+
+        With --check-config settings without a mistake end it too, with 0.
+        """
         unknown = unknown_variables(cls, os.environ)
         if unknown:
             _fail(f"unknown environment variable {unknown[0]}: no setting has that name; see --help")
@@ -80,6 +86,9 @@ class Settings(BaseSettings):
         if settings.exports_traces and settings.trace_protocol not in OTLP_PROTOCOLS:
             name = next(filter(library_variable, OTLP_PROTOCOL_VARIABLES))
             _fail(f"environment variable {name}: {settings.trace_protocol!r} is not {' or '.join(OTLP_PROTOCOLS)}")
+        if settings.check_config:
+            sys.stdout.write(f"the settings of {cls.model_config['cli_prog_name']} are valid\n")
+            raise SystemExit(0)
         return settings
 
     @property

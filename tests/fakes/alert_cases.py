@@ -19,6 +19,7 @@ _RUNNING, _WAITING = f"{_E}requests_running{_ENGINE}}}", f"{_E}requests_waiting{
 _STEPS = f'{_E}steps_total{_ENGINE},kind="decode"}}'
 _STEP_AGE = f"{_E}step_age_seconds{_ENGINE}}}"
 _PAUSED = f'{_E}state{_ENGINE},state="paused"}}'
+_STARTING, _DRAINING = (f'{_E}state{_ENGINE},state="{state}"}}' for state in ("starting", "draining"))
 _OLDEST = f"{_E}oldest_waiting_seconds{_ENGINE}}}"
 _USAGE, _PREEMPTIONS = f"{_E}kv_cache_usage_ratio{_ENGINE}}}", f"{_E}preemptions_total{_ENGINE}}}"
 _FINISHED = f'{_F}requests_finished_total{_FE},model_name="m",engine_id="e",finished_reason="stop"}}'
@@ -64,7 +65,29 @@ def _pauses(name: str, bound: str, labels: str = "") -> Series:
 
 
 CASES = (
-    AlertCase("StepwireEngineDown", "page", {_UP: "0x30"}, ({_UP: "1x30"}, {_UP: "1x5 0x1 1x20"})),
+    AlertCase(
+        "StepwireEngineDown",
+        "page",
+        {_UP: "0x30"},
+        (
+            {_UP: "1x30"},
+            {_UP: "1x5 0x1 1x20"},
+            # A roll-out: it drains, is away for a scrape, loads for long.
+            {_UP: "1x4 0x26", _DRAINING: "0x4 1x3 0x1 _x22", _STARTING: "_x8 0x1 1x21"},
+        ),
+    ),
+    AlertCase(
+        "StepwireEngineDown",
+        "page",
+        # Another one loads, and one of the same name elsewhere; this one loaded and died.
+        {
+            _UP: "0x30",
+            _STARTING: "1x4 _x26",
+            _STARTING.replace('"e"', '"e2"'): "1x30",
+            _STARTING.replace("{", '{namespace="other",'): "1x30",
+        },
+        ({_UP: "1x30"},),
+    ),
     AlertCase(
         "StepwireEngineStalled",
         "page",

@@ -171,6 +171,8 @@ class FakeCluster:
         if restarts := re.search(r"restartCount}=(\d+)$", condition):
             if pod.pop("hangs", False) and "never-restarts" not in self._faults:
                 self._restart(pod)
+            if "restarts-idle" in self._faults and self._component(pod) == "frontend" and not status["ready"]:
+                self._restart(pod)
             holds = status["restartCount"] == int(restarts[1])
         else:
             holds = status["ready"] == (not condition.endswith("=false"))

@@ -13,14 +13,15 @@ from inference_pool_schema import pool_findings
 from manifest_pods import check_pods
 from manifest_references import check_references
 from manifest_schemas import VERSIONS, custom_findings, schema_findings
+from manifest_traffic import check_traffic
 from manifests import Build, Manifest, containers_of, name_of, of_kind, render
 
 FAULTS = yaml.safe_load((Path(__file__).parent / "bad_manifests.yaml").read_text(encoding="utf-8"))
 
 
 def faulty(fault: dict[str, Any]) -> tuple[list[Manifest], Manifest]:
-    """The overlay cpu with the fault, and the object that has it."""
-    items = copy.deepcopy(render(Build("overlays/cpu")))
+    """The overlay cpu (with the components that the fault names) with the fault, and the object that has it."""
+    items = copy.deepcopy(render(Build("overlays/cpu", tuple(fault.get("components", ())))))
     [item] = [item for item in items if name_of(item) == fault["object"]]
     *parents, last = fault["path"]
     place: Any = item
@@ -36,7 +37,7 @@ def faulty(fault: dict[str, Any]) -> tuple[list[Manifest], Manifest]:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["fault"])
 def test_a_fault_is_found(fault: dict[str, Any]):
     items, item = faulty(fault)
-    findings = [*check_pods(items), *check_references(items)]
+    findings = [*check_pods(items), *check_references(items), *check_traffic(items)]
     findings += schema_findings([item], VERSIONS[0])
     assert any(fault["finding"] in finding for finding in findings), findings
 
@@ -138,3 +139,17 @@ def test_an_inference_pool_speaks_grpc_to_the_port_that_the_pods_have():
     ports = {port["name"]: port["containerPort"] for item in containers_of(frontend) for port in item["ports"]}
     assert pool["spec"]["targetPorts"] == [{"number": ports["grpc"]}]
     assert pool["spec"]["appProtocol"] == "kubernetes.io/h2c"
+
+
+@pytest.mark.parametrize(
+    ("component", "finding"),
+    [
+        ("mtls", "STEPWIRE_TLS_CLIENT_CA_FILE is /etc/stepwire/tls/ca.crt, which engine-core has no mount for"),
+        ("hf-token", "HF_TOKEN_PATH is /etc/stepwire/hf/token, which engine-core has no mount for"),
+        ("hpa", "StatefulSet/stepwire-engine-core: an autoscaler's target does not exist"),
+        ("pod-monitor", "PodMonitor/stepwire-engine-core: its selector selects no pod"),
+    ],
+)
+def test_a_component_that_does_not_go_with_colocated_pods_is_refused(component: str, finding: str):
+    findings = list(check_references(render(Build("overlays/colocated", (component,)))))
+    assert any(finding in found for found in findings), findings

@@ -35,6 +35,7 @@ FAULTS = {
     "open-engine": "test_a_client_reaches_the_frontend_and_not_the_engine",
     "evicts-all": "test_a_second_eviction_is_refused_while_one_pod_is_down",
     "never-restarts": "test_an_engine_that_hangs_is_not_ready_and_then_restarted",
+    "restarts-idle": "test_without_an_engine_no_frontend_is_ready_and_none_is_restarted",
     "stack-trace": "test_every_line_is_json_and_none_has_a_stack_trace",
     "writable": "test_the_root_file_system_can_not_be_written",
 }

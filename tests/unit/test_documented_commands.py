@@ -29,10 +29,10 @@ SHORT_FLAGS = {"-n": "--namespace", "-f": "--filename", "-k": "--kustomize"}
 TREES = ["bench", "clients", "deploy", "docs", "k8s", "protos", "scripts", "services", "shared", "tests"]
 # Of curl, docker, pip, helm, kubectl, buf, pkg-config, protoc, systemctl, useradd and smg.
 FOREIGN = {
-    "--backend", "--cascade", "--cflags", "--data", "--fail", "--grpc-java", "--help", "--http", "--install",
-    "--java", "--libs", "--no-binary", "--no-buffer", "--no-deps", "--now", "--output", "--plugin", "--policy",
-    "--project-name", "--protocol", "--raw", "--schema", "--silent", "--values", "--worker-urls", "--write-out",
-    "--system",
+    "--backend", "--cascade", "--cert", "--cflags", "--data", "--fail", "--for", "--from-file", "--grpc-java", "--help",
+    "--http", "--install", "--java", "--key", "--libs", "--no-binary", "--no-buffer", "--no-deps", "--now", "--output",
+    "--plugin", "--policy", "--prefix", "--previous", "--project-name", "--protocol", "--raw", "--schema",
+    "--selector", "--silent", "--sort-by", "--system", "--values", "--worker-urls", "--write-out",
     # Of podman and buildah.
     "--cap-drop", "--detach", "--env", "--isolation", "--name", "--network", "--publish", "--pull", "--read-only",
     "--time", "--tmpfs", "--volume", "--volumes",
@@ -138,7 +138,8 @@ def kubectl_verb(command: Command) -> list[str]:
     words = list(command.args)
     while words and words[0].startswith("-"):
         words = words[1 if "=" in words[0] else 2 :]
-    return [word for word in words[: 2 if words[:1] and words[0] in NESTED else 1] if re.fullmatch(r"[a-z-]+", word)]
+    depth = 3 if words[:2] == ["create", "secret"] else 2 if words[:1] and words[0] in NESTED else 1
+    return [word for word in words[:depth] if re.fullmatch(r"[a-z-]+", word)]
 
 
 def test_kubectl_has_the_verbs_and_flags():
@@ -182,4 +183,6 @@ def test_from_a_clone_to_an_answer_on_kubernetes_it_takes_five_commands():
     assert len(lines) <= 5
     assert lines[0].split()[0] == "make"
     assert "kubectl apply -k k8s/" in block
+    # A ready engine is not yet one that a frontend is attached to.
+    assert lines[-2].split()[3:6] == ["wait", "--for=condition=Available", "deployment/stepwire-frontend"]
     assert "stepwire generate" in lines[-1]

@@ -15,7 +15,14 @@ from frontend.config import FrontendSettings
 from stepwire.grpc_errors import REASONS
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "operations").glob("*.md"), *ROOT.glob("*.md")])
+PAGES = sorted(
+    [
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "operations").glob("*.md"),
+        *ROOT.glob("*.md"),
+        ROOT / "k8s" / "README.md",
+    ]
+)
 OPERATIONS = [page for page in PAGES if page.parent.name == "operations" or page.name in ("errors.md", "versioning.md")]
 METRICS = set(re.findall(r"(?m)^(stepwire_\w+) ", (ROOT / "tests/golden/metrics.txt").read_text(encoding="utf-8")))
 SETTINGS = {**EngineSettings.model_fields, **FrontendSettings.model_fields}

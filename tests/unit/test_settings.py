@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,6 +173,32 @@ def test_the_commit_of_an_image_is_no_setting_and_children_are_told(cls: type[Se
     child = environment_without_settings()
     assert unknown_variables(cls, child) == []
     assert (child["STEPWIRE_BUILD_REVISION"], child.get("STEPWIRE_PORT")) == ("abc123", None)
+
+
+@pytest.mark.parametrize(("cls", "module"), [(FrontendSettings, "frontend"), (EngineSettings, "engine_core")])
+def test_a_check_of_the_settings_says_one_line_and_ends_before_anything_starts(
+    cls: type[Settings], module: str, capsys: pytest.CaptureFixture[str]
+):
+    for args, code, said in (
+        (["--check-config"], 0, f"the settings of python -m {module} are valid\n"),
+        (["--check-config", "--port", "-1"], 2, ""),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            cls.from_command_line(args)
+        shown = capsys.readouterr()
+        assert (caught.value.code, shown.out) == (code, said)
+        assert shown.err.count("\n") == (code == 2)
+
+
+def test_a_check_by_variable_is_one_of_the_process():
+    environment = {**environment_without_settings(), "STEPWIRE_CHECK_CONFIG": "true", "STEPWIRE_DRAIN_TIMEOUT": "5"}
+    command = [sys.executable, "-m", "frontend"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: unknown environment variable STEPWIRE_DRAIN_TIMEOUT:")
+    del environment["STEPWIRE_DRAIN_TIMEOUT"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "the settings of python -m frontend are valid\n")
 
 
 @pytest.mark.parametrize("cls", [FrontendSettings, EngineSettings])
