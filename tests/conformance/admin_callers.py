@@ -35,13 +35,10 @@ def _python(
     target: str, method: str, request: Mapping[str, Any], *, token: str = "", timeout_ms: int = TIMEOUT_MS
 ) -> Reply:
     with AdminClient(target, credentials=Credentials(token)) as client:
-        if method == UNKNOWN:
-            rpc, message = client._channel.unary_unary(f"/stepwire.v1.AdminService/{UNKNOWN}"), b""
-        else:
-            rpc, message = (
-                getattr(client.stub, method),
-                ParseDict(request, getattr(admin_service_pb2, f"{method}Request")()),
-            )
+        rpc, message = client._channel.unary_unary(f"/stepwire.v1.AdminService/{UNKNOWN}"), b""
+        if method != UNKNOWN:
+            rpc = getattr(client.stub, method)
+            message = ParseDict(request, getattr(admin_service_pb2, f"{method}Request")())
         try:
             return Reply([client.call(rpc, message, timeout_s=timeout_ms / 1000)], "OK")
         except CallError as error:

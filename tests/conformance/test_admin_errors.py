@@ -123,13 +123,10 @@ class World:
 
     async def wait_until_pending(self, engine_id: str, **options: Any) -> None:
         """Until a pause of this engine waits for its requests."""
-        while (
-            not (await self.ask("python", ("IsPaused", {}), engine_id, **options))
-            .messages[0]
-            .results[engine_id]
-            .pending
-        ):
-            pass
+        while True:
+            reply = await self.ask("python", ("IsPaused", {}), engine_id, **options)
+            if reply.messages[0].results[engine_id].pending:
+                return
 
     def busy_engine(self) -> int:
         """The place of the engine that has the only request."""
