@@ -66,7 +66,7 @@ def running(*engine_flags_: str, engine_module: str = "engine_core") -> Iterator
     log_dir = engine_flags.BUILD / "logs"
     arguments = [*ports, "--frontend-metrics-port", str(free_port()), "--log-dir", str(log_dir), *engine_flags_]
     options = launcher_options.parse(arguments)
-    engine_command = services.engine_command(options)
+    engine_command = services.engine_command(options, 0)
     engine_command[engine_command.index("engine_core")] = engine_module
     frontend_command = [*services.frontend_command(options), "--cache-dir", str(engine_flags.BUILD / "tokenizers")]
     with ExitStack() as stack:
