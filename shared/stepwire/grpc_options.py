@@ -6,6 +6,9 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 Options = list[tuple[str, int | str]]
 
+# While a ping of gRPC's flow control is on its way, no keepalive ping is sent: it has to be lost after the same time.
+_PING_TIMEOUT = "grpc.http2.ping_timeout_ms"
+
 _REUSE_PORT = "grpc.so_reuseport"
 _MESSAGE_LENGTHS: Options = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -18,6 +21,7 @@ SERVER: Options = [
     (_REUSE_PORT, 0),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    (_PING_TIMEOUT, 40_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Clients may ping every 10 s during a long silent generation; by default pings closer than 300 s get them cut off.
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -46,6 +50,7 @@ ENGINE_CHANNEL: Options = [
     *_MESSAGE_LENGTHS,
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    (_PING_TIMEOUT, 30_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 1),
@@ -63,6 +68,7 @@ CLIENT_CHANNEL: Options = [
     *_MESSAGE_LENGTHS,
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    (_PING_TIMEOUT, 40_000),
     ("grpc.enable_retries", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),

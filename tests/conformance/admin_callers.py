@@ -17,6 +17,8 @@ from stepwire_client.admin_client import AdminClient
 AdminCall = Callable[..., Reply]
 CALLERS = ("python", "node")
 TIMEOUT_MS = 30_000
+# No operation of any version.
+UNKNOWN = "Nothing"
 
 
 @contextmanager
@@ -32,10 +34,13 @@ def caller(name: str, target: str) -> Iterator[AdminCall]:
 def _python(
     target: str, method: str, request: Mapping[str, Any], *, token: str = "", timeout_ms: int = TIMEOUT_MS
 ) -> Reply:
-    message = ParseDict(request, getattr(admin_service_pb2, f"{method}Request")())
     with AdminClient(target, credentials=Credentials(token)) as client:
+        rpc, message = client._channel.unary_unary(f"/stepwire.v1.AdminService/{UNKNOWN}"), b""
+        if method != UNKNOWN:
+            rpc = getattr(client.stub, method)
+            message = ParseDict(request, getattr(admin_service_pb2, f"{method}Request")())
         try:
-            return Reply([client.call(getattr(client.stub, method), message, timeout_s=timeout_ms / 1000)], "OK")
+            return Reply([client.call(rpc, message, timeout_s=timeout_ms / 1000)], "OK")
         except CallError as error:
             violations = [{"field": one.field, "description": one.description} for one in error.details.violations]
             details = {"error_metadata": error.details.metadata, "field_violations": violations}

@@ -12,9 +12,17 @@ const definition = loadSync('stepwire/v1/admin_service.proto', { includeDirs, ke
 const service = definition['stepwire.v1.AdminService'];
 const channel = new Client(process.argv[2], credentials.createInsecure());
 
+// What a client of another version may have.
+const unknown = (name) => ({
+  path: `/stepwire.v1.AdminService/${name}`,
+  requestSerialize: () => Buffer.alloc(0),
+  responseDeserialize: () => ({}),
+});
+
 const call = ({ method, request, metadata = {}, timeout_ms = 30_000 }) =>
   new Promise((resolve) => {
-    const { path, requestSerialize, responseDeserialize } = service[method.split('/').at(-1)];
+    const name = method.split('/').at(-1);
+    const { path, requestSerialize, responseDeserialize } = service[name] ?? unknown(name);
     const sent = new Metadata();
     for (const [key, value] of Object.entries(metadata)) sent.set(key, value);
     const deadline = Date.now() + timeout_ms;

@@ -189,6 +189,11 @@ def _vectors(reply: Reply, wanted: Mapping[str, Any], saved: Saved) -> None:
     assert [abs(math.hypot(*vector) - 1) < 1e-4 for vector in vectors] == [wanted["are_units"]] * wanted["count"]
 
 
+def _text_lengths(reply: Reply, wanted: list[int], saved: Saved) -> None:
+    """Characters of each text of a Detokenize."""
+    assert [len(text) for text in reply.messages[0].texts] == wanted
+
+
 def _calls(message: Any) -> Any:
     return message.choices[0].message.tool_calls
 
@@ -214,4 +219,5 @@ CHECKS: dict[str, Callable[[Reply, Any, Saved], None]] = {
     "num_logprobs": _num_logprobs,
     "tool_call": _tool_call,
     "vectors": _vectors,
+    "text_lengths": _text_lengths,
 }

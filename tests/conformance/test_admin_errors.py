@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from conformance.admin_callers import CALLERS, AdminCall, caller
+from conformance.admin_callers import CALLERS, UNKNOWN, AdminCall, caller
 from conformance.runners import Reply
 from conformance.test_error_table import ADMIN, NOT_SEEN
 from fakes.fake_executor import SLOW_TOKEN
@@ -121,6 +121,13 @@ class World:
             await stream.next()
         return stream
 
+    async def wait_until_pending(self, engine_id: str, **options: Any) -> None:
+        """Until a pause of this engine waits for its requests."""
+        while True:
+            reply = await self.ask("python", ("IsPaused", {}), engine_id, **options)
+            if reply.messages[0].results[engine_id].pending:
+                return
+
     def busy_engine(self) -> int:
         """The place of the engine that has the only request."""
         connections = self.frontend.process.frontend.pool.connections
@@ -210,6 +217,13 @@ async def test_what_the_frontend_refuses_is_the_status_of_the_call(world: World,
 
 
 @pytest.mark.parametrize("name", CALLERS)
+async def test_an_operation_that_the_server_does_not_know_is_unimplemented(world: World, name: str):
+    reply = await asyncio.to_thread(world.callers[name], UNKNOWN, {})
+    assert (reply.code, reply.messages) == ("UNIMPLEMENTED", [])
+    await world.do(name, (("IsPaused", {}),), FIRST)
+
+
+@pytest.mark.parametrize("name", CALLERS)
 async def test_calls_of_an_engine_that_drains_or_dies_are_unavailable(name: str, tmp_path: Path):
     (tmp_path / "tokens.toml").write_text(TOKENS)
     async with world_of(tmp_path, token_file=tmp_path / "tokens.toml") as world:
@@ -225,12 +239,17 @@ async def test_calls_of_an_engine_that_drains_or_dies_are_unavailable(name: str,
         check(await pause, busy, "DRAINING")
         check(await world.ask(name, ("StartProfile", {}), busy, token=OPERATOR), busy, "DRAINING")
         other = (FIRST, SECOND)[1 - place]
+        lost = await world.slow_stream(metadata=(("authorization", f"Bearer {USER}"),))
+        pause = asyncio.ensure_future(world.ask(name, ("Pause", {"mode": "PAUSE_MODE_WAIT"}), other, token=OPERATOR))
+        await world.wait_until_pending(other, token=OPERATOR)
         world.engines[1 - place].process.kill()
+        check(await pause, other, "ENGINE_DEAD")
         pool = world.frontend.process.frontend.pool
         await world.frontend.wait_until(lambda: not pool.connections[1 - place].is_attached)
         reply = await world.ask(name, RESUME, other, token=OPERATOR)
         assert (reply.code, reply.reason) == ("NOT_FOUND", "ENGINE_NOT_FOUND")
         stream.call.cancel()
+        assert (await lost.failure()).reason == "ENGINE_DEAD"
 
 
 async def test_every_reason_for_operators_has_a_row():

@@ -36,6 +36,7 @@ CHAT = reply_of(
     {"choices": [{"message": {"tool_calls": [{"name": "f", "arguments": '{"a": 1}'}], "content": [{"text": "abc"}]}}]},
 )
 VECTORS = reply_of("EmbeddingService/Embed", {"embeddings": [{"values": [0.6, -0.8]}, {"values": [1, 0]}]})
+TEXTS = reply_of("TokenizationService/Detokenize", {"texts": ["abc", ""]})
 ERROR = reply_of(
     "GenerationService/Generate",
     code="INVALID_ARGUMENT",
@@ -73,6 +74,7 @@ EXAMPLES: dict[str, tuple[Reply, Any, Any]] = {
         {"count": 2, "dimensions": 2, "are_units": True},
         {"count": 2, "dimensions": 2, "are_units": False},
     ),
+    "text_lengths": (TEXTS, [3, 0], [3]),
 }
 
 

@@ -150,6 +150,26 @@ def test_calls_among_text_that_a_grammar_makes_the_model_write(frontend: Fronten
 
 
 def test_a_call_that_the_model_writes_by_itself_after_examples(frontend: Frontend) -> None:
+    request = after_examples(TOOLS)
+    text, calls = _calls_as_the_parser_reads_them(frontend, request)
+    assert text == "I will look it up."
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("weather", {"city": "Paris"})]
+
+
+def test_a_strict_function_gets_arguments_of_its_schema_against_the_examples(frontend: Frontend) -> None:
+    # The examples leave out `celsius`, which the schema requires.
+    request = after_examples([{**tool, "strict": True} for tool in TOOLS])
+    answer = frontend.chat.Chat(request, timeout=TIMEOUT_S).choices[0]
+    (call,) = answer.message.tool_calls
+    _check_arguments(call.name, call.arguments)
+    assert (call.name, json.loads(call.arguments)["city"]) == ("weather", "Paris")
+    assert answer.reason == common_pb2.FINISH_REASON_TOOL_CALLS
+    parts = [part for message in stream(frontend, request) for part in message.delta.tool_calls]
+    assert joined(parts) == [(call.name, call.arguments)]
+
+
+def after_examples(tools: list[dict[str, Any]]) -> ChatRequest:
+    """A question after two that were answered with a call."""
     messages = [("SYSTEM", "You answer questions about the weather with a call of the function weather.")]
     for city in ("Rome", "London"):
         call = json.dumps({"name": "weather", "arguments": {"city": city}})
@@ -157,10 +177,7 @@ def test_a_call_that_the_model_writes_by_itself_after_examples(frontend: Fronten
         messages.append(("ASSISTANT", f"I will look it up.\n<tool_call>\n{call}\n</tool_call>"))
     messages.append(("USER", "What is the weather in Paris?"))
     conversation = [{"role": f"ROLE_{role}", "content": [{"text": text}]} for role, text in messages]
-    request = chat(messages=conversation, tools=TOOLS, stop={"maxTokens": 90}, output={"tokenIds": True})
-    text, calls = _calls_as_the_parser_reads_them(frontend, request)
-    assert text == "I will look it up."
-    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("weather", {"city": "Paris"})]
+    return chat(messages=conversation, tools=tools, stop={"maxTokens": 90}, output={"tokenIds": True})
 
 
 def _calls_as_the_parser_reads_them(frontend: Frontend, request: ChatRequest) -> tuple[str, list[tuple[str, str]]]:

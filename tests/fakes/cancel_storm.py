@@ -14,9 +14,22 @@ import grpc
 import grpc.aio
 from smg_grpc_proto import vllm_engine_pb2_grpc
 
-from fakes.cancel_visits import Visit, chat_request, draw_visit, gateway_request, generate_request, http_request
+from fakes.cancel_visits import (
+    Visit,
+    chat_request,
+    draw_visit,
+    embed_request,
+    gateway_request,
+    generate_request,
+    http_request,
+)
 from fuzzed_stack import FuzzedStack
-from stepwire.v1 import chat_service_pb2_grpc, generation_service_pb2, generation_service_pb2_grpc
+from stepwire.v1 import (
+    chat_service_pb2_grpc,
+    embedding_service_pb2_grpc,
+    generation_service_pb2,
+    generation_service_pb2_grpc,
+)
 
 _NUM_CLIENTS = 48
 _ALLOWED = {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED}
@@ -59,11 +72,13 @@ class CancelStorm:
     async def _visit_grpc(self, visit: Visit, channel: grpc.aio.Channel) -> str:
         generation = generation_service_pb2_grpc.GenerationServiceStub(channel)
         chat = chat_service_pb2_grpc.ChatServiceStub(channel)
+        embedding = embedding_service_pb2_grpc.EmbeddingServiceStub(channel)
         method, message = {
             "unary": (generation.Generate, generate_request(visit)),
             "stream": (generation.GenerateStream, generate_request(visit)),
             "chat": (chat.Chat, chat_request(visit)),
             "chat_stream": (chat.ChatStream, chat_request(visit)),
+            "embed": (embedding.Embed, embed_request(visit)),
             "gateway_stream": (vllm_engine_pb2_grpc.VllmEngineStub(channel).Generate, gateway_request(visit)),
         }[visit.way]
         call = method(message, timeout=visit.timeout_s if visit.end == "deadline" else 60)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from smg_grpc_proto import vllm_engine_pb2
 
-from stepwire.v1 import chat_service_pb2, common_pb2, generation_service_pb2
+from stepwire.v1 import chat_service_pb2, common_pb2, embedding_service_pb2, generation_service_pb2
 
-WAYS = ("unary", "stream", "chat", "chat_stream", "gateway_stream", "http", "http_stream", "http_chat")
+WAYS = ("unary", "stream", "chat", "chat_stream", "gateway_stream", "embed", "http", "http_stream", "http_chat")
 ENDS = ("cancel", "deadline", "disconnect", "abort", "none")
 # Most awaits of a handler are in its first turns.
 _TURNS = (0, 1, 2, 3, 5, 8, 13, 30, 100, 300)
@@ -63,6 +63,14 @@ def chat_request(visit: Visit) -> chat_service_pb2.ChatRequest:
     part = chat_service_pb2.ContentPart(text=f"hello {visit.name}")
     message = chat_service_pb2.Message(role=chat_service_pb2.ROLE_USER, content=[part])
     return chat_service_pb2.ChatRequest(request_id=visit.name, messages=[message], **_parameters(visit))
+
+
+def embed_request(visit: Visit) -> embedding_service_pb2.EmbedRequest:
+    # Some take several steps.
+    texts = [f"{visit.name} " + "hello " * (visit.max_tokens // 10)] * visit.num_choices
+    return embedding_service_pb2.EmbedRequest(
+        request_id=visit.name, inputs=[embedding_service_pb2.EmbedRequest.Input(text=text) for text in texts]
+    )
 
 
 def gateway_request(visit: Visit) -> vllm_engine_pb2.GenerateRequest:

@@ -45,6 +45,18 @@ def token_logprobs(word: str, logprob: float) -> common_pb2.TokenLogprobs:
     return common_pb2.TokenLogprobs(sampled=sampled, top=top)
 
 
+# Calls of both clients that only look something up, each with what it needs.
+SHORT_CALLS = {
+    "render_chat": (chat_service_pb2.ChatRequest(messages=[{"content": [{"text": "a"}]}]),),
+    "tokenize": (["ab"],),
+    "detokenize": ([[97]],),
+    "tokenizer_archive": (),
+    "models": (),
+    "abort": (["r1"],),
+    "health": (),
+}
+
+
 class FakePublicServer(
     generation_service_pb2_grpc.GenerationServiceServicer,
     chat_service_pb2_grpc.ChatServiceServicer,

@@ -276,6 +276,15 @@ def test_a_dump_can_show_the_stacks(engine: RunningEngine) -> None:
     assert "run_busy_loop" in result.dump_state.thread_stacks
 
 
+def test_an_operation_that_the_engine_does_not_know_fails_alone(engine: RunningEngine) -> None:
+    stream = engine.connect()
+    stream.send(utility=pb.UtilityCall(call_id=1))
+    result = stream.until(lambda frame: frame.HasField("utility_result")).utility_result
+    assert (result.call_id, result.error.reason) == (1, "UNSUPPORTED_FEATURE")
+    assert result.error.grpc_code == grpc.StatusCode.UNIMPLEMENTED.value[0]
+    assert_idle(engine)
+
+
 def test_a_full_queue_refuses_with_advice(engine: RunningEngine) -> None:
     stream = engine.connect()
     stream.add(*(engine_request(handle, [10] * 5) for handle in range(1, 301)))
@@ -360,7 +369,10 @@ def test_a_frame_that_is_none_ends_that_session_only(engine: RunningEngine) -> N
     other.add(engine_request(1, [10] * 5, 200))
     broken.next()
     broken.send()
-    assert broken.rest() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.RpcError) as caught:
+        broken.until(lambda _: False)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert reason_of(caught.value) == "PROTOCOL_VIOLATION"
     other.until_finished(1)
     assert other.tokens[1] == expected_tokens([10] * 5, 200)
 

@@ -134,3 +134,28 @@ async def test_certificates_are_read_again(engine: FakeEngine, tmp_path: Path):
         # Half of a pair: what is in force stays.
         cert.write_text("not yet")
         assert await health(second) in (200, 503)
+
+
+async def test_clients_need_a_certificate_where_a_ca_is_given(engine: FakeEngine, tmp_path: Path):
+    authority, stranger, port = trustme.CA(), trustme.CA(), free_port()
+    paths = {name: tmp_path / f"{name}.pem" for name in ("cert", "key", "ca")}
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    issued.private_key_pem.write_to_path(str(paths["key"]))
+    paths["cert"].write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    authority.cert_pem.write_to_path(str(paths["ca"]))
+
+    async def health(certificate: trustme.LeafCert | None) -> int:
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        if certificate:
+            certificate.configure_cert(context)
+        async with httpx2.AsyncClient(base_url=f"https://127.0.0.1:{port}", verify=context, timeout=30) as client:
+            return int((await client.get("/health")).status_code)
+
+    tls = {"tls_cert_file": paths["cert"], "tls_key_file": paths["key"], "tls_client_ca_file": paths["ca"]}
+    async with running_frontend(engine.endpoint, cache_dir=tmp_path / "cache", http_port=port, **tls) as running:
+        await running.wait_until(lambda: running.process._is_serving)
+        assert await health(authority.issue_cert("client.example")) == 200
+        for other in (None, stranger.issue_cert("client.example")):
+            with pytest.raises(httpx2.HTTPError):
+                await health(other)

@@ -231,3 +231,21 @@ async def test_frontend_and_engine_know_each_other_by_certificates(tokenizer_dir
         async with running_frontend(f"127.0.0.1:{engine.port}", **settings) as running:
             await running.wait_for_health(SERVING)
             assert (await running.generation.Generate(request())).usage.completion_tokens
+
+
+SERVER_REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+async def test_services_can_be_discovered_unless_that_is_off(engine: FakeEngine, tmp_path: Path):
+    for is_on in (True, False):
+        settings = {"cache_dir": tmp_path / "cache", "enable_reflection": is_on}
+        async with running_frontend(engine.endpoint, **settings) as running:
+            for port in (running.process.port, running.process.admin_port):
+                async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                    # An empty question, which a server that knows the service answers with an error of its own.
+                    call = channel.stream_stream(SERVER_REFLECTION)(iter([b""]))
+                    if is_on:
+                        assert await call.read()
+                    else:
+                        failure = await failure_of(call.read())
+                        assert (failure.code, failure.reason) == (Code.UNIMPLEMENTED, "")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import socket
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import pytest
 
 from fakes import fake_public_server
-from fakes.fake_public_server import FakePublicServer
+from fakes.fake_public_server import SHORT_CALLS, FakePublicServer
 from stepwire.errors import FieldViolation, InvalidRequestError, OverloadedError, UnavailableError
 from stepwire.v1 import chat_service_pb2, generation_service_pb2
-from stepwire_client import AsyncClient, CallError, CallFacts, Client
+from stepwire_client import AsyncClient, CallError, CallFacts, Client, Deadline
 
 REQUEST = generation_service_pb2.GenerateRequest(text="one two three")
 CHAT = chat_service_pb2.ChatRequest(messages=[{"role": chat_service_pb2.ROLE_USER, "content": [{"text": "one two"}]}])
@@ -150,3 +151,14 @@ async def test_a_time_limit_of_a_call_and_of_the_callers_own(client, server):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await client.generate(REQUEST)
+
+
+@pytest.mark.parametrize("name", SHORT_CALLS)
+async def test_a_short_call_may_take_what_is_left_of_a_deadline_and_no_more(client, name: str):
+    # Connections are taken, and nobody speaks.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with AsyncClient(f"127.0.0.1:{silent.getsockname()[1]}") as waiting:
+            with pytest.raises(CallError) as caught:
+                await getattr(waiting, name)(*SHORT_CALLS[name], timeout_s=Deadline.after(0).remaining())
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert await getattr(client, name)(*SHORT_CALLS[name], timeout_s=Deadline.after(None).remaining())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from functools import partial
 
@@ -9,11 +10,11 @@ import grpc
 import pytest
 
 from fakes import fake_public_server
-from fakes.fake_public_server import FakePublicServer
+from fakes.fake_public_server import SHORT_CALLS, FakePublicServer
 from stepwire.errors import FieldViolation, InvalidRequestError, OverloadedError, UnavailableError
 from stepwire.v1 import chat_service_pb2, generation_service_pb2
 from stepwire.v1.embedding_service_pb2 import EmbedRequest
-from stepwire_client import CallError, CallFacts, Client
+from stepwire_client import CallError, CallFacts, Client, Deadline
 
 REQUEST = generation_service_pb2.GenerateRequest(text="one two three")
 CHAT = chat_service_pb2.ChatRequest(messages=[{"role": chat_service_pb2.ROLE_USER, "content": [{"text": "one two"}]}])
@@ -176,3 +177,14 @@ def test_the_prompt_of_a_chat_and_the_files_of_the_tokenizer(client):
     assert client.render_chat(CHAT).text == "<one two>"
     assert client.tokenizer_archive() == b"PKzip"
     assert list(client.detokenize([[97, 98], []]).texts) == ["ab", ""]
+
+
+@pytest.mark.parametrize("name", SHORT_CALLS)
+def test_a_short_call_may_take_what_is_left_of_a_deadline_and_no_more(client, name: str):
+    # Connections are taken, and nobody speaks.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        waiting = Client(f"127.0.0.1:{silent.getsockname()[1]}")
+        with waiting, pytest.raises(CallError) as caught:
+            getattr(waiting, name)(*SHORT_CALLS[name], timeout_s=Deadline.after(0).remaining())
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert getattr(client, name)(*SHORT_CALLS[name], timeout_s=Deadline.after(None).remaining())

@@ -121,12 +121,14 @@ class AsyncClient:
         """One vector for each input, in order; one input that fails is the failure of all."""
         return await call(self._embedding.Embed, request, timeout_s, (*self._metadata, *metadata), facts)
 
-    async def render_chat(self, request: chat_service_pb2.ChatRequest) -> tokenization_service_pb2.RenderChatResponse:
+    async def render_chat(
+        self, request: chat_service_pb2.ChatRequest, *, timeout_s: float | None = LOOKUP_TIMEOUT_S
+    ) -> tokenization_service_pb2.RenderChatResponse:
         """The prompt that a chat would send to the engine, as text and token ids."""
-        return await self._call(self._tokenization.RenderChat, short_calls.render_chat(request))
+        return await self._call(self._tokenization.RenderChat, short_calls.render_chat(request), timeout_s)
 
     async def abort(
-        self, request_ids: Sequence[str], *, timeout_s: float = LOOKUP_TIMEOUT_S
+        self, request_ids: Sequence[str], *, timeout_s: float | None = LOOKUP_TIMEOUT_S
     ) -> generation_service_pb2.AbortResponse:
         """End requests by id; unknown and finished ids are no error."""
         return await self._call(self._generation.Abort, short_calls.abort(request_ids), timeout_s)
@@ -138,32 +140,38 @@ class AsyncClient:
         model: str = "",
         add_special_tokens: bool = True,
         return_offsets: bool = False,
+        timeout_s: float | None = LOOKUP_TIMEOUT_S,
     ) -> tokenization_service_pb2.TokenizeResponse:
         """One encoding for each text, in order."""
         request = short_calls.tokenize(
             texts, model, add_special_tokens=add_special_tokens, return_offsets=return_offsets
         )
-        return await self._call(self._tokenization.Tokenize, request)
+        return await self._call(self._tokenization.Tokenize, request, timeout_s)
 
     async def detokenize(
-        self, sequences: Sequence[Sequence[int]], *, model: str = "", skip_special_tokens: bool = True
+        self,
+        sequences: Sequence[Sequence[int]],
+        *,
+        model: str = "",
+        skip_special_tokens: bool = True,
+        timeout_s: float | None = LOOKUP_TIMEOUT_S,
     ) -> tokenization_service_pb2.DetokenizeResponse:
         """One text for each list of token ids, in order."""
         request = short_calls.detokenize(sequences, model, skip_special_tokens=skip_special_tokens)
-        return await self._call(self._tokenization.Detokenize, request)
+        return await self._call(self._tokenization.Detokenize, request, timeout_s)
 
-    async def tokenizer_archive(self, model: str = "") -> bytes:
+    async def tokenizer_archive(self, model: str = "", *, timeout_s: float | None = DOWNLOAD_TIMEOUT_S) -> bytes:
         """The model's tokenizer files as a zip archive; its SHA-256 is Model.tokenizer_sha256."""
         request = tokenization_service_pb2.GetTokenizerRequest(model=model)
-        pieces = stream(self._tokenization.GetTokenizer, request, DOWNLOAD_TIMEOUT_S, self._token)
+        pieces = stream(self._tokenization.GetTokenizer, request, timeout_s, self._token)
         return b"".join([piece.data async for piece in pieces])
 
-    async def models(self) -> Sequence[model_service_pb2.Model]:
+    async def models(self, *, timeout_s: float | None = LOOKUP_TIMEOUT_S) -> Sequence[model_service_pb2.Model]:
         """Everything that GenerateRequest.model accepts."""
-        response = await self._call(self._models.ListModels, model_service_pb2.ListModelsRequest())
+        response = await self._call(self._models.ListModels, model_service_pb2.ListModelsRequest(), timeout_s)
         return response.models
 
-    async def health(self, service: str = GENERATION_SERVICE, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> bool:
+    async def health(self, service: str = GENERATION_SERVICE, *, timeout_s: float | None = LOOKUP_TIMEOUT_S) -> bool:
         """Whether the service is SERVING; the empty name asks about the process itself."""
         request = health_pb2.HealthCheckRequest(service=service)
         return short_calls.is_serving(await self._call(self._health.Check, request, timeout_s))
@@ -180,7 +188,9 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _call(self, method: Method[Response], request: Any, timeout_s: float = LOOKUP_TIMEOUT_S) -> Response:
+    async def _call(
+        self, method: Method[Response], request: Any, timeout_s: float | None = LOOKUP_TIMEOUT_S
+    ) -> Response:
         return await call(method, request, timeout_s, self._token)
 
     def _stream(

@@ -268,7 +268,9 @@ class ChatRequest(_message.Message):
     continue_final_message: _builtins.bool
     """The last message is an unfinished assistant turn to be continued."""
     lora_name: _builtins.str
+    """As in GenerateRequest."""
     priority: _builtins.int
+    """As in GenerateRequest: other than 0 is UNIMPLEMENTED under the default policy of the engines."""
     queue_timeout_ms: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:

@@ -522,7 +522,9 @@ class KvOptions(_message.Message):
     """Do not read the prefix cache (full blocks are still written to it)."""
     @_builtins.property
     def transfer_params(self) -> _struct_pb2.Struct:
-        """Parameters of a KV hand-off between engines, passed on verbatim; integers above 2^53 travel as strings."""
+        """Parameters of a KV hand-off between engines, passed on verbatim; integers above 2^53 travel as strings. No engine
+        of today hands over: a value is UNIMPLEMENTED.
+        """
 
     def __init__(
         self,

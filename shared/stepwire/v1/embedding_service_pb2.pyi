@@ -77,7 +77,7 @@ class EmbedRequest(_message.Message):
     add_special_tokens: _builtins.bool
     """Begin (and end) texts as the tokenizer does by itself; unset = true. Without effect on token ids."""
     priority: _builtins.int
-    """Lower is served first, among the requests of the engines."""
+    """Lower is served first, among the requests of the engines; UNIMPLEMENTED as in GenerateRequest."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedRequest.Input]:
         """At least 1 and at most 2048, and not more than the server runs at once. Each fits the context."""

@@ -46,9 +46,11 @@ class GenerateRequest(_message.Message):
     """Base model or LoRA adapter name; empty = the only model served."""
     text: _builtins.str
     lora_name: _builtins.str
-    """Adapter on top of `model`; empty = none."""
+    """Adapter on top of `model`; empty = none. No server of today has adapters: a name is UNIMPLEMENTED."""
     priority: _builtins.int
-    """Lower is served first; default 0. Limited to the range of the caller's class."""
+    """Lower is served first; default 0. Limited to the range of the caller's class. Other than 0 is UNIMPLEMENTED unless
+    every engine has --scheduling-policy priority, which is not the default.
+    """
     queue_timeout_ms: _builtins.int
     """DEADLINE_EXCEEDED with reason QUEUE_TIMEOUT when not scheduled by then; unset = no limit of its own."""
     truncate_prompt_tokens: _builtins.int
