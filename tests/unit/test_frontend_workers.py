@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -76,7 +77,9 @@ def worker_registry(num_requests: int, is_up: int) -> CollectorRegistry:
     Counter("requests", "Requests.", ("code",), registry=registry).labels("OK").inc(num_requests)
     Gauge("in_flight", "In flight.", registry=registry).set(num_requests)
     Gauge("stepwire_frontend_engine_up", "Up.", ("engine_id",), registry=registry).labels("e").set(is_up)
-    Histogram("duration", "Duration.", buckets=(1, 10), registry=registry).observe(num_requests)
+    Gauge("stepwire_frontend_config_info", "1.", ("limit",), registry=registry).labels("8").set(1)
+    duration = Histogram("duration", "Duration.", buckets=(1, 10), registry=registry)
+    duration.observe(num_requests, {"trace_id": f"of-{num_requests}"})
     return registry
 
 
@@ -87,9 +90,18 @@ def test_metrics_of_workers_are_those_of_one_frontend_and_the_dead_keep_their_co
     assert values["requests_total", "OK"] == 10
     assert values["in_flight",] == 5
     assert values["stepwire_frontend_engine_up", "e"] == 0
+    assert values["stepwire_frontend_config_info", "8"] == 1
     assert values["duration_bucket", "1.0"] == 0
     assert values["duration_bucket", "10.0"] == 3
     assert values["duration_sum",] == 10
+
+
+def test_the_newest_example_of_all_workers_stays_and_crosses_the_channel():
+    older, newer = (take_snapshot(worker_registry(num, 1).collect()) for num in (3, 2))
+    for snapshots in ([older, newer], [newer, older]):
+        families = add_up(json.loads(json.dumps(snapshots)))
+        (shown,) = [sample.exemplar for family in families for sample in family.samples if sample.exemplar]
+        assert (shown.labels, shown.value) == ({"trace_id": "of-2"}, 2)
 
 
 def test_a_reserved_port_goes_to_those_who_share_it_and_to_no_listener_twice():
