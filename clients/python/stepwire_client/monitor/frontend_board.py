@@ -211,9 +211,14 @@ _HEALTH = Row(
         ),
         Panel(
             "Deaths of engines",
-            "By how the frontends learned of them.",
+            "By how the frontends learned of them, and by what the engine gave as the cause, if anything.",
             Unit.PER_SECOND,
-            (Query(nonzero(rate(f"{_F}engine_deaths_total", "engine_id, kind")), "{{engine_id}} {{kind}}"),),
+            (
+                Query(
+                    nonzero(rate(f"{_F}engine_deaths_total", "engine_id, kind, cause")),
+                    "{{engine_id}} {{kind}} {{cause}}",
+                ),
+            ),
             event="an engine that dies",
         ),
         Panel(
