@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from stepwire_client.monitor.faults import USERS_RPCS
 from stepwire_client.monitor.panel import Board, Kind, Panel, Query, Row, Unit
 from stepwire_client.monitor.promql import largest, nonzero, quantile, rate, select, total
 
 _F, _E = "stepwire_frontend_", "stepwire_engine_core_"
-_OF_USERS = 'grpc_method!~"/grpc[.].*"'
 _OURS = 'job=~".*stepwire.*"'
 
 _TRANSPORT = Row(
@@ -130,7 +130,7 @@ _WORK = Row(
             "RPC duration p99",
             "By method; of a stream until its last message.",
             Unit.SECONDS,
-            (Query(quantile(0.99, f"{_F}rpc_duration_seconds", "grpc_method", _OF_USERS), "{{grpc_method}}"),),
+            (Query(quantile(0.99, f"{_F}rpc_duration_seconds", "grpc_method", USERS_RPCS), "{{grpc_method}}"),),
         ),
         Panel(
             "Refused callers",
