@@ -1,4 +1,4 @@
-"""Which ends of calls are our faults and not the callers': one set for the dashboards, the alerts and `top`. Data only."""
+"""Which ends of calls are our faults and not the callers': one set for dashboards, alerts and `top`. Data only."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ _SERVICE = Row(
         ),
         Panel(
             "Error ratio",
-            "Share of RPCs that ended as INTERNAL, UNAVAILABLE, UNKNOWN or DATA_LOSS, and of HTTP requests as 500 or 503: "
-            "our faults, not the callers'.",
+            "Share of RPCs that ended as INTERNAL, UNAVAILABLE, UNKNOWN or DATA_LOSS, and of HTTP requests as 500 or "
+            "503: our faults, not the callers'.",
             Unit.RATIO,
             (
                 Query(
