@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,8 +21,10 @@ from frontend.workers.relay import Relay
 from frontend.workers.request_ids import RequestIds
 from frontend.workers.reserved_port import ReservedPort
 from frontend.workers.settings_of_workers import part_of, settings_of
+from scraped import OPENMETRICS
 from stepwire import grpc_options
 from stepwire.listen_address import BindError
+from stepwire.metrics import encoder_for
 
 KEY = ("caller", "id")
 
@@ -96,12 +100,16 @@ def test_metrics_of_workers_are_those_of_one_frontend_and_the_dead_keep_their_co
     assert values["duration_sum",] == 10
 
 
-def test_the_newest_example_of_all_workers_stays_and_crosses_the_channel():
-    older, newer = (take_snapshot(worker_registry(num, 1).collect()) for num in (3, 2))
-    for snapshots in ([older, newer], [newer, older]):
+def test_an_example_of_a_trace_crosses_the_channel_and_the_last_one_stays():
+    one, other = (take_snapshot(worker_registry(num, 1).collect()) for num in (3, 2))
+    no_example = take_snapshot(CollectorRegistry().collect())
+    for snapshots, last in (([one, other, no_example], 2), ([other, one], 3)):
         families = add_up(json.loads(json.dumps(snapshots)))
-        (shown,) = [sample.exemplar for family in families for sample in family.samples if sample.exemplar]
-        assert (shown.labels, shown.value) == ({"trace_id": "of-2"}, 2)
+        encode, _ = encoder_for(OPENMETRICS)
+        text = encode(SimpleNamespace(collect=families.copy)).decode()
+        assert re.findall(r"^duration_bucket(.*) # (.*)$", text, re.MULTILINE) == [
+            ('{le="10.0"} 2.0', f'{{trace_id="of-{last}"}} {last}.0')
+        ]
 
 
 def test_a_reserved_port_goes_to_those_who_share_it_and_to_no_listener_twice():

@@ -1,7 +1,7 @@
 """Metrics of several processes as those of one. No state but what the dead have left; event loop and scrape thread.
 
 Counters and histograms are added up, also those of workers that are gone, so that no rate ever jumps back. Gauges are
-those of the living: added up where they count something, and otherwise as the table says. The newest exemplar stays.
+those of the living: added up where they count something, and otherwise as the table says. The last exemplar stays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Exemplar, Sample
 
 # One process's families: [name, help, type, [[series, {label: value}, value, exemplar], …]], as JSON can carry it.
-# An exemplar is None or [{label: value}, value, Unix time].
+# An exemplar is None or [{label: value}, value].
 Snapshot = list[Any]
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -56,7 +56,7 @@ def add_up(snapshots: Sequence[Snapshot]) -> list[Metric]:
                 key = (series, tuple(labels.items()))
                 of_family.setdefault(key, []).append(value)
                 if exemplar is not None:
-                    exemplars[key] = _newest(exemplars.get(key), Exemplar(*exemplar))
+                    exemplars[key] = Exemplar(*exemplar)
     for name, family in families.items():
         rule = max if name.startswith(_MIRRORED) else _RULES.get(name, sum)
         for key, found in values[name].items():
@@ -66,8 +66,4 @@ def add_up(snapshots: Sequence[Snapshot]) -> list[Metric]:
 
 def _parts(sample: Sample) -> list[Any]:
     shown = sample.exemplar
-    return [sample.name, sample.labels, sample.value, shown and [shown.labels, shown.value, shown.timestamp]]
-
-
-def _newest(one: Exemplar | None, other: Exemplar) -> Exemplar:
-    return other if one is None or float(one.timestamp or 0) <= float(other.timestamp or 0) else one
+    return [sample.name, sample.labels, sample.value, shown and [shown.labels, shown.value]]
