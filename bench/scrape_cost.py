@@ -1,7 +1,9 @@
-"""What scrapes cost the step loop: how much longer the same steps take while another thread renders all metrics.
+"""What scrapes cost: how much longer the same steps take while another thread renders all metrics of an engine.
 
 The loop runs around an executor that answers at once, so that it wants the interpreter all the time: the worst case.
 Runs with and without scrapes take turns, and what a scrape costs is set against the time between two of them.
+
+Of a frontend the rendering alone is timed: all methods, and the series of some engines.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+
+from google.protobuf import descriptor_pool
 
 from bench import rows
 from bench.instant_executor import InstantExecutor
@@ -26,6 +30,9 @@ from engine_core.sessions import Sessions
 from engine_core.startup import LoadedModel, Progress, start_engine
 from engine_core.step_progress import StepProgress
 from engine_core.wire import RECEIVED_KINDS, SENT_KINDS
+from frontend.admin_server import METHODS
+from frontend.metrics import FrontendMetrics
+from frontend.server import HEALTH_METHODS, SERVICE_NAMES
 from stepwire.metrics import encoder_for
 from stepwire.stream_meter import StreamMeter
 
@@ -36,6 +43,10 @@ NUM_ROUNDS = 5
 PAUSE_S = 0.1
 INTERVAL_S = 15.0
 NUM_BLOCKS = 1 << 15
+NUM_ENGINES = 4
+NUM_FRONTEND_SCRAPES = 50
+# Of a scrape.
+TARGET_MS = 20.0
 # Of the loop's time.
 TARGET_PERCENT = 1.0
 
@@ -49,10 +60,14 @@ def measure() -> Iterator[Row]:
     num_scrapes = statistics.fmean(run.num_scrapes for run in scraped)
     cost_s = max(0.0, statistics.median(run.seconds for run in scraped) - without_s) / num_scrapes
     case = f"{NUM_RUNNING} running"
-    yield Row("a scrape of the engine, ms of its thread", case, statistics.median(scraped[-1].scrape_s) * 1e3, 20.0)
+    yield Row(
+        "a scrape of the engine, ms of its thread", case, statistics.median(scraped[-1].scrape_s) * 1e3, TARGET_MS
+    )
     yield Row("what it costs the loop, ms", case, cost_s * 1e3)
     yield Row("the same, % of the loop, every 15 s", case, 100 * cost_s / INTERVAL_S, TARGET_PERCENT)
     yield Row("the same, % of the loop, every second", case, 100 * cost_s)
+    case = f"{NUM_ENGINES} engines"
+    yield Row("a scrape of the frontend, ms of its thread", case, _frontend_scrape_s() * 1e3, TARGET_MS)
 
 
 class _Run:
@@ -86,6 +101,32 @@ class _Run:
             began = time.thread_time()
             encode(registry)
             self.scrape_s.append(time.thread_time() - began)
+
+
+def _frontend_scrape_s() -> float:
+    served, (encode, _) = _make_frontend_metrics().served("vllm"), encoder_for("")
+    times = []
+    for _ in range(NUM_FRONTEND_SCRAPES):
+        began = time.thread_time()
+        encode(served)
+        times.append(time.thread_time() - began)
+    return statistics.median(times)
+
+
+def _make_frontend_metrics() -> FrontendMetrics:
+    """As they are when every engine has had requests."""
+    metrics = FrontendMetrics()
+    services = [descriptor_pool.Default().FindServiceByName(name) for name in SERVICE_NAMES]
+    public = [f"/{service.full_name}/{method.name}" for service in services for method in service.methods]
+    metrics.expect_methods((*public, *HEALTH_METHODS, *METHODS))
+    engine_ids = [f"engine-{number}" for number in range(NUM_ENGINES)]
+    metrics.set_engines_up(dict.fromkeys(engine_ids, True))
+    for engine_id in engine_ids:
+        metrics.engine_attached(engine_id)
+        metrics.of_model("bench", engine_id)
+    for method in public:
+        metrics.rpc_duration.labels(method, "OK").observe(0.1)
+    return metrics
 
 
 def _make_proc() -> EngineCoreProc:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from stepwire.v1 import common_pb2, generation_service_pb2_grpc
 from stepwire.v1.generation_service_pb2 import AbortRequest, GenerateRequest
 
 TIMEOUT_S = 240.0
+CHAT = [{"role": "user", "content": "hello"}]
 _REASONS = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
@@ -31,6 +34,9 @@ class Counts:
     ends: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
+    # Choices that callers have ended, by the frontends' reasons; and HTTP requests by path, all of them answered.
+    aborted: Counter[str] = field(default_factory=Counter)
+    http: Counter[str] = field(default_factory=Counter)
     num_submitted: int = 0
     num_with_tokens: int = 0
     num_choices: int = 0
@@ -71,11 +77,13 @@ class Caller:
 
     async def abort(self) -> None:
         """Ask for its end, and let it have it."""
+        self._load.counts.aborted["requested"] += self._unfinished
         await self._stub.Abort(AbortRequest(request_ids=[self.request_id]))
         await self.task
 
     async def cancel(self) -> None:
         """Go away without a word."""
+        self._load.counts.aborted["client_cancelled"] += self._unfinished
         self._call.cancel()
         await self.task
 
@@ -117,10 +125,11 @@ class Caller:
 
 
 class MeteredLoad:
-    """Frontends, requests sent to them in turn, and the counts of all."""
+    """Frontends, requests sent to them in turn, and the counts of all. `http_ports` are those of the frontends."""
 
-    def __init__(self, frontends: Sequence[Frontend]) -> None:
+    def __init__(self, frontends: Sequence[Frontend], http_ports: Sequence[int]) -> None:
         self.counts = Counts()
+        self._http_ports = http_ports
         self._channels = [grpc.aio.insecure_channel(f"127.0.0.1:{frontend.port}") for frontend in frontends]
         self.stubs = [generation_service_pb2_grpc.GenerationServiceStub(channel) for channel in self._channels]
         self._turn = 0
@@ -138,7 +147,7 @@ class MeteredLoad:
         return Caller(self, self._turn % len(self.stubs), request, num_choices=num_choices, rank=rank)
 
     async def burst(self, num: int, stop_token_ids: Sequence[int]) -> None:
-        """Requests that end by themselves or are refused, all at once."""
+        """Requests that end by themselves or are refused, all at once; two of them come over HTTP."""
         kinds: tuple[Callable[[int], Caller], ...] = (
             lambda n: self.send(make_request(10, 11, 12 + n, max_tokens=1 + n % 7)),
             lambda n: self.send(make_request(*range(20, 60), 60 + n, max_tokens=5)),
@@ -146,7 +155,24 @@ class MeteredLoad:
             lambda n: self.send(_stopping(make_request(15, 16 + n, max_tokens=40), stop_token_ids)),
             lambda n: self.send(make_request(17, max_tokens=0)),
         )
-        await asyncio.gather(*(kinds[n % len(kinds)](n).task for n in range(num)))
+        await asyncio.gather(
+            *(kinds[n % len(kinds)](n).task for n in range(num)),
+            self.post(self._http_ports[0], "/v1/completions", {"prompt": [10, 11, 12], "max_tokens": 4}),
+            self.post(self._http_ports[-1], "/v1/chat/completions", {"messages": CHAT, "max_tokens": 3}),
+        )
+
+    async def post(self, port: int, path: str, body: dict[str, Any]) -> None:
+        """A request over HTTP, to its end."""
+        answer = await asyncio.to_thread(_post, f"http://127.0.0.1:{port}{path}", {"model": "", **body})
+        counts, usage = self.counts, answer["usage"]
+        counts.http[path] += 1
+        counts.ends.update(choice["finish_reason"] for choice in answer["choices"])
+        counts.num_submitted += 1
+        counts.num_choices += 1
+        counts.num_with_tokens += usage["completion_tokens"] > 0
+        counts.num_prompt_tokens += usage["prompt_tokens"]
+        counts.num_engine_prompt_tokens += usage["prompt_tokens"]
+        counts.num_output_tokens += usage["completion_tokens"]
 
     async def occupy(self, num: int) -> list[Caller]:
         """Long requests that have begun; they fill the engines of ranks 0 and 1."""
@@ -170,6 +196,13 @@ class MeteredLoad:
         counts.num_prompt_tokens += len(request.token_ids.ids)
         counts.num_engine_prompt_tokens += choices * len(request.token_ids.ids)
         counts.num_output_tokens += tokens
+
+
+def _post(url: str, body: dict[str, Any]) -> Any:
+    headers = {"Content-Type": "application/json"}
+    call = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(call, timeout=TIMEOUT_S) as response:
+        return json.load(response)
 
 
 def _stopping(request: GenerateRequest, stop_token_ids: Sequence[int]) -> GenerateRequest:

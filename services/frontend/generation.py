@@ -101,8 +101,10 @@ class Generation:
         self.trace.submitted(processed)
         num_bytes = processed.size_for_engine()
         handles = self._pool.draw_handles(processed.num_choices)
+        fields = processed.log_fields
         requests = [
-            NewRequest(handle, num_bytes, partial(processed.fill, choice)) for choice, handle in enumerate(handles)
+            NewRequest(handle, num_bytes, partial(processed.fill, choice), fields)
+            for choice, handle in enumerate(handles)
         ]
         requests[0] = requests[0]._replace(on_move=self._move)
         self._pool.submit(requests, rank)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from frontend.abort_kind import AbortKind
 from frontend.choice_state import ChoiceState
@@ -85,7 +85,7 @@ class OutputProcessor:
             max_chunk_delay_s=request.output.max_chunk_delay_s,
             clock=self._clock,
         )
-        state = RequestState(request.request_id, handles, collector, stats, _prompt_logprobs(request, handles[0]))
+        state = RequestState(request.log_fields, handles, collector, stats, _prompt_logprobs(request, handles[0]))
         first = ChoiceState(request, 0, self._tokenizer, reasoning=new_reasoning())
         others = [
             ChoiceState(request, choice, self._tokenizer, first, new_reasoning()) for choice in range(1, len(handles))
@@ -117,16 +117,16 @@ class OutputProcessor:
                     self._process(state, choice, output, stopped)
             # The guard: nothing that one request can cause may reach the others.
             except Exception as exception:
-                self._end(state, self.failed(exception, state.request_id), AbortKind.FRONTEND_ERROR)
+                self._end(state, self.failed(exception, state.log_fields), AbortKind.FRONTEND_ERROR)
         if stopped:
             self._on_abort(stopped, AbortKind.STOP_STRING)
         self._times.processing.observe(time.perf_counter() - began)
         if self._detokenize_s:
             self._times.detokenize.observe(self._detokenize_s)
 
-    def failed(self, exception: Exception, request_id: str) -> RequestFailedError:
+    def failed(self, exception: Exception, log_fields: Mapping[str, str]) -> RequestFailedError:
         """Count and log what was raised by one request's output, here or further on; returns what ends that request."""
-        self._on_failure(note_failure(exception, request_id))
+        self._on_failure(note_failure(exception, log_fields))
         return RequestFailedError("the output of this request could not be processed", reason="OUTPUT_PROCESSING")
 
     def fail(self, handles: Iterable[int], error: StepwireError) -> None:

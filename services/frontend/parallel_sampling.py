@@ -5,6 +5,8 @@ Owned by the output processor, on the event loop. A child ends alone; an error e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from frontend.engine_outputs import EngineFinishReason, EngineOutput
 from frontend.generation_events import PromptReady
 from frontend.logprobs import PromptLogprobs
@@ -17,13 +19,14 @@ class RequestState:
 
     def __init__(
         self,
-        request_id: str,
+        log_fields: Mapping[str, str],
         handles: list[int],
         collector: OutputCollector,
         stats: RequestStats,
         prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
-        self.request_id = request_id
+        # What every line about it carries.
+        self.log_fields = log_fields
         self.collector = collector
         self.stats = stats
         self._prompt_logprobs = prompt_logprobs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import traceback
+from collections.abc import Mapping
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +23,12 @@ class Stage(enum.Enum):
     PARSER = "parser"
 
 
-def note_failure(error: Exception, request_id: str) -> Stage:
-    """Log it and say where it belongs. `error` has been raised."""
+def note_failure(error: Exception, log_fields: Mapping[str, str]) -> Stage:
+    """Log it with the fields of its request, and say where it belongs. `error` has been raised."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     modules = {str(frame.f_globals.get("__name__", "")) for frame in frames}
     stage = _stage_of(modules)
-    logger.error("output processing failed", exc_info=error, extra={"request_id": request_id, "stage": stage.value})
+    logger.error("output processing failed", exc_info=error, extra={**log_fields, "stage": stage.value})
     return stage
 
 

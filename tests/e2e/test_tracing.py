@@ -1,6 +1,6 @@
 """One trace from the caller to the engine and back, received over OTLP from both real processes with the real model.
 
-The engine sends over gRPC and the frontend over HTTP.
+Both send over gRPC; test_trace_ratio.py has them send over HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from free_ports import free_port
-from otlp_receiver import OtlpReceiver, ReceivedSpan, receiving, receiving_http
+from otlp_receiver import OtlpReceiver, ReceivedSpan, receiving
 from running_stack import SERVING, Frontend, running_stack
 from stepwire.v1 import admin_service_pb2, admin_service_pb2_grpc, generation_service_pb2
 
@@ -28,7 +28,7 @@ BOTH = ["stepwire-frontend", "stepwire-frontend", "stepwire-engine-core"]
 
 
 class Traced:
-    """A stack whose spans arrive at `receiver`, whichever way."""
+    """A stack whose spans arrive at `receiver`."""
 
     def __init__(self, frontend: Frontend, http_port: int, receiver: OtlpReceiver) -> None:
         self.frontend = frontend
@@ -41,15 +41,12 @@ def traced(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     with (
         pytest.MonkeyPatch.context() as patch,
         receiving() as (receiver, endpoint),
-        receiving_http(receiver) as http_endpoint,
         running_stack(embedded_model_dir, tmp_path_factory.mktemp("cache")) as stack,
     ):
         # Spans are sent in batches, and no test waits for the usual five seconds.
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
-        port, over_http = free_port(), ("--otlp-endpoint", http_endpoint, "--otlp-protocol", "http/protobuf")
-        frontend = stack.frontend(
-            stack.engine("--otlp-endpoint", endpoint, "--trace-detail-ratio", "1"), http_port=port, flags=over_http
-        )
+        port, traced = free_port(), ("--otlp-endpoint", endpoint)
+        frontend = stack.frontend(stack.engine(*traced, "--trace-detail-ratio", "1"), http_port=port, flags=traced)
         frontend.wait_for_health(SERVING)
         yield Traced(frontend, port, receiver)
 

@@ -47,6 +47,11 @@ def _rpcs(ok: str, failed: str, method: str = "/stepwire.v1.GenerationService/Ge
     return {series % "OK": ok, series % "UNAVAILABLE": failed}
 
 
+def _http(ok: str, failed: str, *, handler: str = "/v1/completions", fault: str = "503") -> Series:
+    series = f'{_F}http_requests_total{_FE},method="POST",handler="{handler}",status="%s"}}'
+    return {series % "200": ok, series % fault: failed}
+
+
 def _rejected(reason: str, values: str) -> Series:
     return {f'{_F}requests_rejected_total{_FE},client_class="other",reason="{reason}"}}': values}
 
@@ -157,6 +162,17 @@ CASES = (
             _rpcs("0+99x30", "0+1x30"),
             # A frontend that says NOT_SERVING to probes fails nobody's request.
             _rpcs("0x30", "0+9x30", "/grpc.health.v1.Health/Check"),
+        ),
+    ),
+    AlertCase(
+        "StepwireHighErrorRatio",
+        "page",
+        {**_rpcs("0x30", "0x30"), **_http("0+97x30", "0+3x30")},
+        (
+            # Both kinds of calls are one whole.
+            {**_rpcs("0+99x30", "0x30"), **_http("0x30", "0+1x30")},
+            {**_rpcs("0x30", "0x30"), **_http("0+97x30", "0+3x30", fault="504")},
+            {**_rpcs("0x30", "0x30"), **_http("0x30", "0+9x30", handler="/health")},
         ),
     ),
     AlertCase(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ ENGINE_FLAGS = ("--max-num-seqs", str(MAX_NUM_SEQS), "--max-num-batched-tokens",
 
 @pytest.fixture
 def fake_stack(tokenizer_dir: Path, tmp_path: Path) -> Iterator[Stack]:
+    (tokenizer_dir / "chat_template.jinja").write_text("{{ messages[-1].content }}")
     with running_stack(tokenizer_dir, tmp_path / "cache") as stack:
         yield stack
 
@@ -69,6 +71,7 @@ class Fleet:
         self.recorded = recorded
         self.engines = {name: self._start(name) for name in self._ports}
         self.frontends: list[Frontend] = []
+        self.http_ports = [free_port() for _ in range(2)]
         self.num_deaths = 0
 
     def _start(self, name: str) -> Service:
@@ -78,7 +81,8 @@ class Fleet:
         return self._stack.engine(*flags, port=self._ports[name], package=self._package)
 
     def serve(self, *flags: str) -> None:
-        self.frontends = [self._stack.frontend(*self.engines.values(), flags=flags) for _ in range(2)]
+        engines = self.engines.values()
+        self.frontends = [self._stack.frontend(*engines, http_port=port, flags=flags) for port in self.http_ports]
         self._wait_until_whole()
 
     def replace(self) -> None:
@@ -118,7 +122,7 @@ async def test_totals_are_those_of_the_callers_with_a_real_model(real_stack: Sta
 
 async def check_totals(fleet: Fleet) -> MeteredLoad:
     """What a frontend counts is exact whatever dies. An engine takes with it what came after its last scrape."""
-    load = MeteredLoad(fleet.frontends)
+    load = MeteredLoad(fleet.frontends, fleet.http_ports)
     await load.burst(60, stop_token_ids=range(3, 300))
     fleet.settle()
     check_engines(load, fleet)
@@ -202,6 +206,8 @@ def check_engines(load: MeteredLoad, fleet: Fleet) -> None:
     assert engine_totals(scrapes) == engine_totals(fleet.recorded) == engine_counts(load)
     sent = scrapes.total("stepwire_engine_core_stream_frames_total", direction="in", kind="add")
     assert 0 < sent <= load.counts.num_submitted
+    for source, name in product((scrapes, fleet.recorded), ("requests_aborted", "requests_rejected", "request_errors")):
+        assert source.by(f"stepwire_engine_core_{name}_total", "reason") == {}, name
     for scrape in scrapes.all:
         assert scrape.total("stepwire_engine_core_steps_total") > 0
         phases = scrape.by("stepwire_engine_core_step_phase_seconds_count", "phase")
@@ -221,6 +227,11 @@ def check_frontends_in(source: Totals, load: MeteredLoad, fleet: Fleet) -> None:
     for name in (f"{prefix}requests_finished_total", "vllm:request_success_total"):
         assert source.by(name, "finished_reason") == counts.ends, name
     assert source.by(f"{prefix}requests_rejected_total", "reason") == counts.rejected
+    assert set(counts.aborted) == {"client_cancelled", "requested"}
+    assert source.by(f"{prefix}requests_aborted_total", "reason") == counts.aborted
+    for name in (f"{prefix}http_requests_total", "http_requests_total"):
+        assert source.by(name, "handler") == counts.http
+        assert source.by(name, "status") == {"200": counts.http.total()}
     assert source.total(f"{prefix}request_prompt_tokens_sum") == counts.num_prompt_tokens
     assert source.total(f"{prefix}request_generation_tokens_sum") == counts.num_output_tokens
     assert source.total(f"{prefix}request_choices_sum") == counts.num_choices

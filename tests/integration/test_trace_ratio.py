@@ -1,4 +1,7 @@
-"""Which requests leave spans with which flags, by what a receiver has when both processes have ended."""
+"""Which requests leave spans with which flags, by what a receiver has when both processes have ended.
+
+The spans are sent over HTTP as well as over gRPC, and are the same.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from otlp_receiver import receiving
+from otlp_receiver import receiving, receiving_http
 from running_stack import SERVING, Frontend, Service
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 
@@ -18,13 +21,16 @@ pytestmark = pytest.mark.slow
 REQUEST_SPANS = ("llm_request", "engine_core.request", "engine_core.run")
 
 
-def run_stack(tokenizer_dir: Path, *flags: str) -> str:
-    """From start to end, with a request without a trace, one not to be sampled, and one that is; the trace of that."""
+def run_stack(tokenizer_dir: Path, *flags: str) -> tuple[str, str]:
+    """From start to end, with a request without a trace, one not to be sampled, and one that is.
+
+    Returns the trace and the span of the last one's caller.
+    """
     engine = Service("fakes.fake_engine_process", "--port", "0", *flags)
     frontend = Frontend(engine.port, cache_dir=tokenizer_dir, flags=("--tokenizer", str(tokenizer_dir), *flags))
     frontend.wait_for_health(SERVING)
-    trace_id = secrets.token_hex(16)
-    sampled = f"00-{trace_id}-{secrets.token_hex(8)}-01"
+    trace_id, caller_span = secrets.token_hex(16), secrets.token_hex(8)
+    sampled = f"00-{trace_id}-{caller_span}-01"
     unsampled = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"
     for metadata in ((), (("traceparent", unsampled),), (("traceparent", sampled),)):
         frontend.generation.Generate(GenerateRequest(text="hello", stop={"max_tokens": 3}), metadata=metadata)
@@ -33,14 +39,23 @@ def run_stack(tokenizer_dir: Path, *flags: str) -> str:
     for service in (frontend, engine):
         service.signal(signal.SIGTERM)
         assert service.wait() == 0
-    return trace_id
+    return trace_id, caller_span
 
 
-@pytest.mark.parametrize(("ratio", "num_own"), [("0", 0), ("1", 1)])
-def test_a_ratio_is_for_requests_whose_caller_has_not_decided(tokenizer_dir: Path, ratio: str, num_own: int) -> None:
-    with receiving() as (receiver, endpoint):
-        trace_id = run_stack(tokenizer_dir, "--otlp-endpoint", endpoint, "--trace-sample-ratio", ratio)
+@pytest.mark.parametrize(("ratio", "num_own", "protocol"), [("0", 0, "grpc"), ("1", 1, "http/protobuf")])
+def test_a_ratio_is_for_requests_whose_caller_has_not_decided(
+    tokenizer_dir: Path, ratio: str, num_own: int, protocol: str
+) -> None:
+    with receiving() as (receiver, grpc_endpoint), receiving_http(receiver) as http_endpoint:
+        endpoint = grpc_endpoint if protocol == "grpc" else http_endpoint
+        flags = ("--otlp-endpoint", endpoint, "--otlp-protocol", protocol, "--trace-sample-ratio", ratio)
+        trace_id, caller_span = run_stack(tokenizer_dir, *flags)
         spans = receiver.spans
+    sampled = {span.name: span for span in spans if span.trace_id == trace_id and span.name in REQUEST_SPANS}
+    assert [sampled[name].parent_id for name in REQUEST_SPANS] == [
+        caller_span,
+        *(sampled[name].span_id for name in REQUEST_SPANS[:-1]),
+    ]
     counts = Counter(span.name for span in spans if span.trace_id == trace_id)
     assert counts == dict.fromkeys(REQUEST_SPANS, 1)
     counts = Counter(span.name for span in spans if span.trace_id != trace_id and span.name in REQUEST_SPANS)

@@ -19,7 +19,7 @@ from frontend.metrics import ROWS
 from otlp_receiver import receiving
 from running_frontend import CHANNEL_OPTIONS, Failure, Stream, failure_of, request
 from running_workers import RunningWorkers, running_workers
-from scraped import Scrape
+from scraped import OPENMETRICS, Scrape
 from stepwire.v1 import admin_service_pb2, common_pb2
 from stepwire.v1.generation_service_pb2 import AbortRequest
 
@@ -125,7 +125,8 @@ async def test_a_killed_worker_is_replaced_while_the_other_serves_on(engine: Fak
         assert await metric(running, f"rpcs_handled_total{GENERATE}") == 3 + num_answered
         assert await metric(running, "worker_restarts_total") == 1
         assert await metric(running, "workers") == 2
-        (await asyncio.to_thread(Scrape, running.metrics_port)).check_against(ROWS)
+        for accept in ("text/plain", OPENMETRICS):
+            (await asyncio.to_thread(Scrape, running.metrics_port, accept)).check_against(ROWS)
         await until_ready(running)
 
         admin = running.admin()

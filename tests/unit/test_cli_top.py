@@ -100,6 +100,18 @@ def test_an_engine_and_a_frontend_are_shown_with_what_they_say():
     assert all(part in text for part in ("e1", "running", "250ms", "97%", " 250 ", "1/2")), text
 
 
+def calls(num: int) -> str:
+    rpcs, http = "stepwire_frontend_rpcs_handled_total", "stepwire_frontend_http_requests_total"
+    ends = [*(f'{rpcs}{{grpc_code="{code}"}}' for code in ("OK", "INTERNAL", "NOT_FOUND"))]
+    ends += [f'{http}{{status="{status}"}}' for status in ("200", "500", "503", "504")]
+    return FRONTEND + "".join(f"{end} {num}\n" for end in ends)
+
+
+def test_calls_and_faults_are_those_of_grpc_and_http_together():
+    text = shown({"h:9100": Change(look(0.0, calls(0)), look(1.0, calls(9)))})
+    assert all(f" {rate} " in text for rate in ("63.0", "27.0")), text
+
+
 def test_what_does_not_answer_or_is_something_else_is_named():
     text = shown({"h:1": Change(None, look(0.0, "up 1\n"))}, {"h:2": "no metrics: refused"})
     assert "h:1: serves no stepwire metrics" in text

@@ -16,7 +16,7 @@ def request(handle: int, num_bytes: int = 100) -> NewRequest:
         message.handle = handle
         message.sampling.allowed_token_ids.extend([1] * (num_bytes - 50))
 
-    return NewRequest(handle, num_bytes, fill)
+    return NewRequest(handle, num_bytes, fill, {})
 
 
 def handles(outbox: Outbox) -> list[list[int]]:
@@ -55,7 +55,7 @@ def test_a_request_becomes_a_message_only_with_its_frame():
     outbox = Outbox()
     made: list[int] = []
     for handle in range(3):
-        outbox.add(NewRequest(handle, MAX_ADD_FRAME_BYTES, lambda message, handle, now: made.append(handle)))
+        outbox.add(NewRequest(handle, MAX_ADD_FRAME_BYTES, lambda message, handle, now: made.append(handle), {}))
     assert made == []
     for num_frames, _ in enumerate(outbox.take(), start=1):
         assert made == list(range(num_frames))

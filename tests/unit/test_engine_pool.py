@@ -111,7 +111,7 @@ def new(handle: int) -> NewRequest:
     def fill(message: pb.EngineCoreRequest, handle: int, now: float) -> None:
         message.handle = handle
 
-    return NewRequest(handle, 100, fill)
+    return NewRequest(handle, 100, fill, {"request_id": f"r{handle}"})
 
 
 def submit(pool: EnginePool, handles: Sequence[int]) -> str:

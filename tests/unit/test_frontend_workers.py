@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -18,8 +21,10 @@ from frontend.workers.relay import Relay
 from frontend.workers.request_ids import RequestIds
 from frontend.workers.reserved_port import ReservedPort
 from frontend.workers.settings_of_workers import part_of, settings_of
+from scraped import OPENMETRICS
 from stepwire import grpc_options
 from stepwire.listen_address import BindError
+from stepwire.metrics import encoder_for
 
 KEY = ("caller", "id")
 
@@ -76,7 +81,9 @@ def worker_registry(num_requests: int, is_up: int) -> CollectorRegistry:
     Counter("requests", "Requests.", ("code",), registry=registry).labels("OK").inc(num_requests)
     Gauge("in_flight", "In flight.", registry=registry).set(num_requests)
     Gauge("stepwire_frontend_engine_up", "Up.", ("engine_id",), registry=registry).labels("e").set(is_up)
-    Histogram("duration", "Duration.", buckets=(1, 10), registry=registry).observe(num_requests)
+    Gauge("stepwire_frontend_config_info", "1.", ("limit",), registry=registry).labels("8").set(1)
+    duration = Histogram("duration", "Duration.", buckets=(1, 10), registry=registry)
+    duration.observe(num_requests, {"trace_id": f"of-{num_requests}"})
     return registry
 
 
@@ -87,9 +94,22 @@ def test_metrics_of_workers_are_those_of_one_frontend_and_the_dead_keep_their_co
     assert values["requests_total", "OK"] == 10
     assert values["in_flight",] == 5
     assert values["stepwire_frontend_engine_up", "e"] == 0
+    assert values["stepwire_frontend_config_info", "8"] == 1
     assert values["duration_bucket", "1.0"] == 0
     assert values["duration_bucket", "10.0"] == 3
     assert values["duration_sum",] == 10
+
+
+def test_an_example_of_a_trace_crosses_the_channel_and_the_last_one_stays():
+    one, other = (take_snapshot(worker_registry(num, 1).collect()) for num in (3, 2))
+    no_example = take_snapshot(CollectorRegistry().collect())
+    for snapshots, last in (([one, other, no_example], 2), ([other, one], 3)):
+        families = add_up(json.loads(json.dumps(snapshots)))
+        encode, _ = encoder_for(OPENMETRICS)
+        text = encode(SimpleNamespace(collect=families.copy)).decode()
+        assert re.findall(r"^duration_bucket(.*) # (.*)$", text, re.MULTILINE) == [
+            ('{le="10.0"} 2.0', f'{{trace_id="of-{last}"}} {last}.0')
+        ]
 
 
 def test_a_reserved_port_goes_to_those_who_share_it_and_to_no_listener_twice():

@@ -12,6 +12,7 @@ import pytest
 
 from fakes.alert_cases import CASES, AlertCase, Series
 from skips import require_program
+from stepwire_client.monitor.faults import FAULTY_HTTP, FAULTY_RPCS, HTTP, RPCS
 
 RULES = Path(__file__).parent.parent.parent / "deploy" / "prometheus" / "rules.yaml"
 ALERTS = re.findall(r"- alert: (\w+)", RULES.read_text(encoding="utf-8"))
@@ -58,6 +59,12 @@ def write_tests(path: Path, tests: list[dict[str, Any]], evaluation_interval: st
 def test_the_rules_are_valid(promtool):
     code, output = run(promtool, "check", "rules", str(RULES))
     assert code == 0, output
+
+
+def test_the_alerts_and_the_dashboards_agree_on_what_a_fault_is():
+    text = RULES.read_text(encoding="utf-8")
+    for counter, faulty in ((RPCS, FAULTY_RPCS), (HTTP, FAULTY_HTTP)):
+        assert f"rate({counter}{{{faulty}}}[5m])" in text
 
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not():

@@ -22,9 +22,11 @@ _PLAIN: dict[MetricRow, Read] = {
         LABELS,
         "vllm:num_requests_waiting",
     ): lambda stats: stats.num_waiting,
-    gauge(f"{PREFIX}queued_prompt_tokens", "Known tokens of the waiting requests.", LABELS): lambda stats: (
-        stats.num_waiting_tokens
-    ),
+    gauge(
+        f"{PREFIX}queued_prompt_tokens",
+        "Known tokens of the waiting requests, whatever the prefix cache holds of them.",
+        LABELS,
+    ): lambda stats: stats.num_waiting_tokens,
     gauge(
         f"{PREFIX}kv_cache_usage_ratio",
         "Share of the KV blocks that requests use, 0 to 1.",

@@ -99,7 +99,8 @@ class Chat:
             return [event for item in items for event in self._read(item)]
         except Exception as error:
             generation = self.generation
-            raise generation.model.output_processor.failed(error, generation.request_id) from error
+            fields = {"request_id": generation.request_id}
+            raise generation.model.output_processor.failed(error, fields) from error
 
     def _read(self, item: CollectorItem) -> Sequence[ChatEvent]:
         if isinstance(item, ChoiceDelta):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from frontend.engine_client.engine_facts import EngineFacts
@@ -27,6 +27,8 @@ class NewRequest(NamedTuple):
     num_bytes: int
     # Makes the empty message that of this handle, with times as of `now`; called again for a second engine.
     fill: Callable[[pb.EngineCoreRequest, int, float], None]
+    # What every line about it carries.
+    log_fields: Mapping[str, str]
     # Told when a second engine gets it, of which nothing else may be seen before its end.
     on_move: Callable[[EngineFacts], None] | None = None
 

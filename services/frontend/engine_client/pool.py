@@ -293,7 +293,8 @@ class EnginePool:
             other = self._pick(others, PickReason.RETRY)
         except UnavailableError:
             return False
-        logger.debug("engine %s does not take a request, %s gets it", route.connection.engine_id, other.engine_id)
+        engine_ids = route.connection.engine_id, other.engine_id
+        logger.debug("engine %s does not take a request, %s gets it", *engine_ids, extra=route.request.log_fields)
         self._routes[handle] = _Route(other, route.request, may_move=False)
         other.submit(route.request)
         if route.request.on_move is not None and other.facts is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from frontend.input_processor.sampling import child_seed
 from stepwire.engine.v1 import engine_core_pb2
 from stepwire.errors import InvalidRequestError
+from stepwire.tracing import trace_id_of
 
 _US_PER_S = 1_000_000
 # All choices together, as they are sent to the engine. Far below the 64 MiB of a message, so that one always fits.
@@ -70,6 +71,12 @@ class ProcessedRequest:
     queue_deadline: float | None
     # Everything of the engine's message that does not depend on the choice or on when it is sent.
     template: engine_core_pb2.EngineCoreRequest
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """What every line about it carries; the trace is known once its context is in the template."""
+        trace_id = trace_id_of(self.template.traceparent)
+        return {"request_id": self.request_id, **({"trace_id": trace_id} if trace_id else {})}
 
     def size_for_engine(self) -> int:
         """Bytes of the message for one choice, at most. Raises InvalidRequestError when all choices are too many."""

@@ -39,7 +39,7 @@ _PROCESS_ROWS = ProcessRows(
 )
 _CONFIG = gauge(
     "stepwire_frontend_config_info",
-    "1, labelled with the limits in force.",
+    "1, labelled with the limits in force, those of each worker where there are several.",
     ("max_concurrent_requests", "max_concurrent_prompt_tokens", "tokenizer_threads"),
 )
 _CERTIFICATE_EXPIRY = gauge(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from stepwire_client.monitor.faults import USERS_RPCS
 from stepwire_client.monitor.panel import Board, Kind, Panel, Query, Row, Unit
 from stepwire_client.monitor.promql import largest, nonzero, quantile, rate, select, total
 
 _F, _E = "stepwire_frontend_", "stepwire_engine_core_"
-_OF_USERS = 'grpc_method!~"/grpc[.].*"'
 _OURS = 'job=~".*stepwire.*"'
 
 _TRANSPORT = Row(
@@ -130,7 +130,7 @@ _WORK = Row(
             "RPC duration p99",
             "By method; of a stream until its last message.",
             Unit.SECONDS,
-            (Query(quantile(0.99, f"{_F}rpc_duration_seconds", "grpc_method", _OF_USERS), "{{grpc_method}}"),),
+            (Query(quantile(0.99, f"{_F}rpc_duration_seconds", "grpc_method", USERS_RPCS), "{{grpc_method}}"),),
         ),
         Panel(
             "Refused callers",
@@ -211,9 +211,14 @@ _HEALTH = Row(
         ),
         Panel(
             "Deaths of engines",
-            "By how the frontends learned of them.",
+            "By how the frontends learned of them, and by what the engine gave as the cause, if anything.",
             Unit.PER_SECOND,
-            (Query(nonzero(rate(f"{_F}engine_deaths_total", "engine_id, kind")), "{{engine_id}} {{kind}}"),),
+            (
+                Query(
+                    nonzero(rate(f"{_F}engine_deaths_total", "engine_id, kind, cause")),
+                    "{{engine_id}} {{kind}} {{cause}}",
+                ),
+            ),
             event="an engine that dies",
         ),
         Panel(

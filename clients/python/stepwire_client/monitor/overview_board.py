@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from stepwire_client.monitor.faults import FAULTY_HTTP, FAULTY_RPCS, HTTP, RPCS, USERS_HTTP, USERS_RPCS
 from stepwire_client.monitor.panel import Board, Kind, Panel, Query, Row, Unit
-from stepwire_client.monitor.promql import buckets, nonzero, quantile, rate, ratio, select, total
+from stepwire_client.monitor.promql import buckets, nonzero, quantile, rate, rate_together, ratio, select, total
 
 _F, _E = "stepwire_frontend_", "stepwire_engine_core_"
-# Health checks and reflection are no requests of users.
-_OF_USERS = 'grpc_method!~"/grpc[.].*"'
-_FAULTS = 'grpc_code=~"INTERNAL|UNAVAILABLE|UNKNOWN|DATA_LOSS"'
 
 
 def percentiles(name: str) -> tuple[Query, ...]:
@@ -23,18 +21,19 @@ _SERVICE = Row(
             "RPCs by status",
             "RPCs that ended, by gRPC status; without health checks and reflection.",
             Unit.PER_SECOND,
-            (Query(nonzero(rate(f"{_F}rpcs_handled_total", "grpc_code", _OF_USERS)), "{{grpc_code}}"),),
+            (Query(nonzero(rate(RPCS, "grpc_code", USERS_RPCS)), "{{grpc_code}}"),),
             Kind.STACKED,
         ),
         Panel(
             "Error ratio",
-            "Share of RPCs that ended as INTERNAL, UNAVAILABLE, UNKNOWN or DATA_LOSS: our faults, not the callers'.",
+            "Share of RPCs that ended as INTERNAL, UNAVAILABLE, UNKNOWN or DATA_LOSS, and of HTTP requests as 500 or "
+            "503: our faults, not the callers'.",
             Unit.RATIO,
             (
                 Query(
                     ratio(
-                        rate(f"{_F}rpcs_handled_total", matchers=f"{_OF_USERS},{_FAULTS}"),
-                        rate(f"{_F}rpcs_handled_total", matchers=_OF_USERS),
+                        rate_together((RPCS, FAULTY_RPCS), (HTTP, FAULTY_HTTP)),
+                        rate_together((RPCS, USERS_RPCS), (HTTP, USERS_HTTP)),
                     ),
                     "errors",
                 ),

@@ -51,6 +51,11 @@ def rate(name: str, by: str = "", matchers: str = "") -> str:
     return f"sum{_by(by)}(rate({select(name, matchers)}[{WINDOW}]))"
 
 
+def rate_together(*counters: tuple[str, str]) -> str:
+    """Growth a second of several counters, (name, matchers) each; a missing one is none. No two share their labels."""
+    return f"sum({' or '.join(f'rate({select(*counter)}[{WINDOW}])' for counter in counters)})"
+
+
 def quantile(q: float, name: str, by: str = "", matchers: str = "") -> str:
     """Of a histogram, whose name is without `_bucket`."""
     labels = f"le, {by}" if by else "le"

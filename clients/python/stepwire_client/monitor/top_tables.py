@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from stepwire_client.monitor.faults import FAULT_CODES, FAULT_STATUSES, HTTP, RPCS
 from stepwire_client.monitor.samples import Change
 
 _E, _F = "stepwire_engine_core_", "stepwire_frontend_"
 _ENGINE_MARK, _FRONTEND_MARK = f"{_E}requests_running", f"{_F}engine_up"
-_FAULTS = ("INTERNAL", "UNAVAILABLE", "UNKNOWN", "DATA_LOSS")
 _NOTHING = Text("-", style="dim")
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -91,15 +91,13 @@ def _engines(engines: dict[str, Change]) -> Table:
 def _frontends(frontends: dict[str, Change]) -> Table:
     table = _table(
         "frontends",
-        *("frontend", "en-\ngines", "in\nflight", "RPC/s", "errors\n/s", "refus-\nals/s"),
+        *("frontend", "en-\ngines", "in\nflight", "calls\n/s", "errors\n/s", "refus-\nals/s"),
         *("TTFT\np50", "TTFT\np99", "ITL\np50", "ITL\np99", "all\np99"),
     )
     for name, change in frontends.items():
         now = change.now
         ups = now.samples.get(f"{_F}engine_up", [])
         num_up = sum(value for _, value in ups)
-        errors = [change.rate(f"{_F}rpcs_handled_total", grpc_code=code) for code in _FAULTS]
-        error_rate = None if None in errors else sum(rate or 0.0 for rate in errors)
         latency = [
             _time(change.quantile(q, f"{_F}{metric}"))
             for metric in ("time_to_first_token_seconds", "inter_token_latency_seconds")
@@ -109,13 +107,23 @@ def _frontends(frontends: dict[str, Change]) -> Table:
             name,
             Text(f"{num_up:.0f}/{len(ups)}", style="bold red" if num_up < max(1, len(ups)) else ""),
             f"{now.value(f'{_F}requests_in_flight'):.0f}",
-            _or_nothing(change.rate(f"{_F}rpcs_handled_total"), "{:.1f}"),
-            _or_nothing(error_rate, "{:.1f}"),
+            _or_nothing(_together([change.rate(RPCS), change.rate(HTTP)]), "{:.1f}"),
+            _or_nothing(_fault_rate(change), "{:.1f}"),
             _or_nothing(change.rate(f"{_F}requests_rejected_total"), "{:.1f}"),
             *latency,
             _time(change.quantile(0.99, f"{_F}request_duration_seconds")),
         )
     return table
+
+
+def _fault_rate(change: Change) -> float | None:
+    rpcs = [change.rate(RPCS, grpc_code=code) for code in FAULT_CODES]
+    return _together([*rpcs, *(change.rate(HTTP, status=status) for status in FAULT_STATUSES)])
+
+
+def _together(rates: Sequence[float | None]) -> float | None:
+    """None before the second look."""
+    return None if None in rates else sum(rate or 0.0 for rate in rates)
 
 
 def _table(title: str, *columns: str) -> Table:
