@@ -6,6 +6,7 @@ Knows the few rules that the suite asks for: policies, budgets, admission, resta
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -37,7 +38,10 @@ class FakeCluster:
         return cls(path, namespace, faults, json.loads(path.read_text()) if path.exists() else empty)
 
     def write(self) -> None:
-        self._path.write_text(json.dumps(self._state))
+        # Renamed into place: two of them may run at the same time.
+        draft = self._path.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(self._state))
+        draft.replace(self._path)
 
     def add_namespace(self, name: str) -> None:
         if name in self._state["namespaces"]:

@@ -213,7 +213,7 @@ async def test_output_processing_failure_is_internal_for_that_request_only(front
     original = processor._process
 
     def poisoned(state, choice, output, stopped):
-        if state.request_id == "bad":
+        if state.log_fields["request_id"] == "bad":
             raise RuntimeError("poison")
         original(state, choice, output, stopped)
 

@@ -56,7 +56,8 @@ def test_a_ratio_is_for_requests_whose_caller_has_not_decided(
         caller_span,
         *(sampled[name].span_id for name in REQUEST_SPANS[:-1]),
     ]
-    counts = Counter(span.name for span in spans if span.trace_id == trace_id)
+    # Tokenizing has a span when it takes long, as on a busy machine.
+    counts = Counter(span.name for span in spans if span.trace_id == trace_id and span.name != "tokenize")
     assert counts == dict.fromkeys(REQUEST_SPANS, 1)
     counts = Counter(span.name for span in spans if span.trace_id != trace_id and span.name in REQUEST_SPANS)
     assert counts == dict.fromkeys(REQUEST_SPANS[: 3 * num_own], 1)
