@@ -223,3 +223,13 @@ def test_a_profile_that_can_not_be_written_kills_nobody(tmp_path: Path, monkeypa
     engine.add(1)
     engine.run()
     assert len(engine.tokens[1]) == 5
+
+
+def test_half_a_character_in_an_error_can_be_sent():
+    """A request may hold one, and the error quotes the request: it must not end the stream of all others."""
+    encoded = encode_error(
+        RequestError("GRAMMAR_INVALID", "#/properties/\ud800: not is not supported", cause_type="\udfff")
+    )
+    assert encoded.message == "#/properties/\\ud800: not is not supported"
+    assert encoded.cause_type == "\\udfff"
+    encoded.SerializeToString()
