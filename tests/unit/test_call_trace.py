@@ -6,8 +6,6 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from fakes.text_requests import make_request
@@ -15,18 +13,9 @@ from frontend.api.tracing import address_of
 from frontend.call_trace import name_call
 from frontend.generation_events import Timings, Usage
 from frontend.request_trace import ENGINE_SPAN_NAME, SPAN_NAME, RequestTrace, start_request_span
-from stepwire import tracing
 
 ALL_TIMES = Timings(queued_ns=1, prefill_ns=2, decode_ns=3, ttft_ns=4, preemptions=1)
 LATENCY = "gen_ai.latency."
-
-
-@pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(tracing, "tracer", provider.get_tracer("test"))
-    return exporter
 
 
 def generate(

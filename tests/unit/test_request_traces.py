@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from engine_core.request_traces import RequestTraces
@@ -15,14 +14,6 @@ from stepwire import tracing
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 CONTEXT = ((tracing.TRACEPARENT, f"00-{TRACE_ID}-b7ad6b7169203331-01"), (tracing.TRACESTATE, "vendor=x"))
-
-
-@pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(tracing, "tracer", provider.get_tracer("test"))
-    return exporter
 
 
 def finished(exporter: InMemorySpanExporter) -> ReadableSpan:

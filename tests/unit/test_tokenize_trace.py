@@ -6,8 +6,6 @@ import asyncio
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from fakes.small_tokenizer import byte_level_tokenizer
@@ -16,14 +14,6 @@ from frontend.request_trace import start_request_span
 from frontend.tokenize_trace import SPAN_NAME, trace_tokenize
 from stepwire import tracing
 from stepwire.v1.generation_service_pb2 import GenerateRequest
-
-
-@pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(tracing, "tracer", provider.get_tracer("test"))
-    return exporter
 
 
 @pytest.mark.parametrize(
