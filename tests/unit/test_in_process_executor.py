@@ -16,6 +16,7 @@ from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
 from engine_core.model_executor.executor import MemoryPart, ModelInfo, WorkerHealth
 from engine_core.model_executor.in_process_executor import InProcessExecutor
 from engine_core.model_executor.parallel.place import Place
+from engine_core.model_executor.prefill_part import PARTS
 from engine_core.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
 from engine_core.scheduler.request import SamplingParams
 from fakes.one_process_group import OneProcessGroup
@@ -102,10 +103,12 @@ def test_facts_of_the_model(loaded):
         kv_bytes_per_token=3 * 2 * 2 * 8 * 4,
         weight_bytes=loaded.model_info.weight_bytes,
         hidden_size=32,
-        prefill_tokens_beside_decodes=96,
+        # Measured.
+        prefill_tokens_beside_decodes=loaded.model_info.prefill_tokens_beside_decodes,
         kv_cache_groups=(KVCacheGroup(num_layers=3),),
     )
     assert loaded.model_info.weight_bytes > 0
+    assert loaded.model_info.prefill_tokens_beside_decodes in PARTS
     assert loaded.determine_num_blocks(BLOCK_SIZE) == 50
 
 

@@ -201,6 +201,15 @@ def test_the_parts_grow_with_the_number_of_prompts_for_each_decode() -> None:
     assert engine.scheduled[1:] == [{1: 1, 2: 1, 3: 10, 4: 5}, {1: 1, 2: 1, 3: 1, 4: 5}]
 
 
+def test_beside_more_decodes_than_the_part_has_tokens_it_has_as_many_as_they() -> None:
+    engine = DrivenScheduler(max_num_batched_tokens=64, num_blocks=100, max_num_seqs=8, prefill_tokens_beside_decodes=2)
+    engine.add(*(make_request(number, 2, max_tokens=9) for number in range(1, 6)))
+    engine.step()
+    engine.add(make_request(6, 9))
+    engine.step()
+    assert engine.scheduled[1][6] == 5
+
+
 def test_without_chunks_prompts_are_not_cut_beside_decodes() -> None:
     engine = DrivenScheduler(
         max_num_batched_tokens=64, max_model_len=32, enable_chunked_prefill=False, prefill_tokens_beside_decodes=5

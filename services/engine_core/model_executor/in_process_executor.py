@@ -7,6 +7,8 @@ call that waits for the work, so the failure callback of executors with workers 
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -28,14 +30,15 @@ from engine_core.model_executor.models.choice import choose_backend
 from engine_core.model_executor.models.support import context_limit
 from engine_core.model_executor.parallel.ranked_runner import make_runner
 from engine_core.model_executor.parallel.worker_group import WorkerGroup
+from engine_core.model_executor.prefill_part import measure_prefill_part
 from engine_core.model_executor.profiler import TorchProfiler
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.errors import InvariantViolation
 
 _WARM_UP_TOKENS = 16
-# A CPU computes a token of a prompt in a time that counts beside a step of decodes: it has no idle units to use.
-_CPU_PREFILL_TOKENS = 96
+# Workers on CPUs do not measure it: they would have to do so in step.
+_PREFILL_PART_OF_WORKERS = 32
 
 
 class InProcessExecutor:
@@ -61,6 +64,9 @@ class InProcessExecutor:
         self._runner.graphs = decode_graphs_for(settings, loaded, backend, kernels, group)
         return_freed_memory()
         self._model_info = _describe(loaded, backend, kernels, self._runner)
+        if loaded.device.type == "cpu":
+            prefill_part = self._measure_prefill_part() if group is None else _PREFILL_PART_OF_WORKERS
+            self._model_info = dataclasses.replace(self._model_info, prefill_tokens_beside_decodes=prefill_part)
         # The forward pass that is to be sampled from next.
         self._forward: Future[None] | None = None
 
@@ -188,6 +194,17 @@ class InProcessExecutor:
             raise InvariantViolation("the executor was shut down")
         return self._runner
 
+    def _measure_prefill_part(self) -> int:
+        """Only where somebody wants to know."""
+        if not self._model_info.is_causal or self._settings.prefill_tokens_beside_decodes >= 0:
+            return 0
+        block_size = self._settings.block_size
+        return measure_prefill_part(
+            lambda query_lens: self._device_thread.run(self._running().run_dummy_step, query_lens, block_size),
+            self._model_info.max_position_embeddings,
+            time.monotonic,
+        )
+
     def _run_largest_step(self, block_size: int) -> None:
         num_tokens = self._settings.max_num_batched_tokens
         # As many rows as can sample in one step, the rest of the tokens in sequences as long as they can be.
@@ -212,7 +229,6 @@ def _describe(loaded: LoadedModel, backend: ModelBackend, kernels: Kernels, runn
         num_layers=len(backend.layer_specs),
         kv_bytes_per_token=runner.kv_bytes_per_token,
         weight_bytes=loaded.weight_bytes,
-        prefill_tokens_beside_decodes=_CPU_PREFILL_TOKENS if loaded.device.type == "cpu" else 0,
         kv_cache_groups=tuple(group.describe() for group in backend.layer_groups),
         is_causal=backend.is_causal,
         hidden_size=backend.hidden_size,

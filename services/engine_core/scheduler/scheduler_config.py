@@ -43,15 +43,16 @@ class SchedulerConfig:
     def prefill_budget(self, num_decodes: int, num_requests: int) -> int:
         """Prompts share a step with decodes in small parts alone, so that no token waits for a whole prompt.
 
-        Where prompts are many beside the decodes, whose tokens are then few, the parts grow with their number: else
-        the first tokens of a burst would be those that wait.
+        Beside more decodes than that the part has as many tokens as they: the step's time about doubles at most. Where
+        prompts are many beside the decodes, whose tokens are then few, the parts grow with their number: else the first
+        tokens of a burst would be those that wait.
         """
         limit = self.prefill_tokens_beside_decodes
         if num_decodes == 0 or limit == 0 or not self.enable_chunked_prefill:
             return self.max_num_batched_tokens
         # Those that may run: the others can not be begun.
         num_prompts = min(num_requests, self.max_num_seqs) - num_decodes
-        return min(limit * max(1, num_prompts // num_decodes), self.max_num_batched_tokens)
+        return min(max(limit, num_decodes) * max(1, num_prompts // num_decodes), self.max_num_batched_tokens)
 
     def allows_partial_prefill(self, num_partial_prefills: int) -> bool:
         """Whether a prompt may be begun without being finished in the same step, next to so many others."""
