@@ -28,8 +28,8 @@ from bench.rows import Row
 from launcher.errors import LaunchError
 
 RESULTS = ROOT / "bench" / "results" / "peers.json"
-# On the way from one to the next the machine comes to rest.
-PAUSE_S = 1.0
+# On the way from one to the next the machine comes to rest: vLLM's workers look for work for a second before they wait.
+PAUSE_S = 2.0
 # What ends a session and no other one: something is not there, does not start, dies, or fails a request.
 FAILURES = (NotInstalledError, LaunchError, subprocess.SubprocessError, RuntimeError, OSError, ValueError)
 

@@ -42,8 +42,12 @@ def alias_of(family: Metric, row: MetricRow) -> Metric:
     name = row.alias.removesuffix("_total") if row.kind is MetricKind.COUNTER else row.alias
     alias = Metric(name, family.documentation, family.type)
     start = len(family.name)
+    has_same_labels = alias_labels(row) == row.labels
     alias.samples = [
-        sample._replace(name=name + sample.name[start:], labels=_labels(sample.labels, row))
+        sample._replace(
+            name=name + sample.name[start:],
+            labels=sample.labels if has_same_labels else _labels(sample.labels, row),
+        )
         for sample in family.samples
         if not row.alias_skips or row.alias_skips.isdisjoint(sample.labels.values())
     ]
