@@ -1,11 +1,19 @@
-// Threads that go through the phases of a step together, without being put to sleep between them.
+// Threads that go through the phases of a step together, and seldom sleep between them.
 #pragma once
 
-#include <sched.h>
 #include <stdint.h>
 
 #include <algorithm>
 #include <atomic>
+
+#if defined(__linux__)
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <sched.h>
+#endif
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -50,22 +58,38 @@ class Team {
   }
 
  private:
-  // A phase takes less time than it takes to wake a thread; but where there are more threads than cores, the one that
-  // is waited for may need this core.
-  static constexpr int kSpins = 500;
+  // Some 10 us: most phases end sooner, and waking a thread up takes longer. What takes more waits for a thread whose core
+  // another one has taken, and which can go on on this core if it is left. Yielding leaves it to whoever is there already,
+  // and costs a thread its turn behind all of them.
+  static constexpr int kSpins = 800;
 
   void meet() {
-    const int64_t phase = phase_.load(std::memory_order_relaxed);
+    const uint32_t phase = phase_.load(std::memory_order_relaxed);
     if (num_here_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
       num_here_.store(0, std::memory_order_relaxed);
       next_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
+      // In one order with the look at who sleeps: whoever goes to sleep meanwhile sees the new phase.
+      phase_.store(phase + 1, std::memory_order_seq_cst);
+      if (num_asleep_.load(std::memory_order_seq_cst) > 0) wake_all();
       return;
     }
-    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++) spins < kSpins ? pause() : yield();
+    for (int spins = 0; spins < kSpins; spins++) {
+      if (phase_.load(std::memory_order_acquire) != phase) return;
+      pause();
+    }
+    num_asleep_.fetch_add(1, std::memory_order_seq_cst);
+    while (phase_.load(std::memory_order_seq_cst) == phase) sleep_while(phase);
+    num_asleep_.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  static void yield() { sched_yield(); }
+#if defined(__linux__)
+  // Returns at once when the phase is another one already, and may return without a reason.
+  void sleep_while(uint32_t phase) { syscall(SYS_futex, &phase_, FUTEX_WAIT_PRIVATE, phase, nullptr, nullptr, 0); }
+  void wake_all() { syscall(SYS_futex, &phase_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
+#else
+  void sleep_while(uint32_t) { sched_yield(); }
+  void wake_all() {}
+#endif
 
   static void pause() {
 #if defined(__x86_64__)
@@ -77,7 +101,8 @@ class Team {
   // Each in a cache line of its own: one is written to while others wait for another.
   alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) std::atomic<int> num_here_{0};
-  alignas(64) std::atomic<int64_t> phase_{0};
+  alignas(64) std::atomic<uint32_t> phase_{0};
+  std::atomic<int> num_asleep_{0};
 };
 
 }  // namespace stepwire
