@@ -66,6 +66,12 @@ class RunningFrontend:
         assert value is not None, f"no series {name} {labels}"
         return value
 
+    async def wait_for_metric(self, number: float, name: str, **labels: str) -> None:
+        """Return when it has this value: a call is counted when its handler returns, and the client may know before."""
+        async with asyncio.timeout(WAIT_S):
+            while self.process.metrics.registry.get_sample_value(f"stepwire_frontend_{name}", labels) != number:
+                await asyncio.sleep(0)
+
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return when the condition holds; looked at whenever engines come, go or change."""
         async with asyncio.timeout(WAIT_S):

@@ -193,7 +193,7 @@ async def test_a_slow_client_that_never_reads_holds_no_handler(engine: FakeEngin
         assert len(handlers) == 1
         _, still_running = await asyncio.wait(handlers, timeout=20)
         assert not still_running
-        assert running.metric("rpcs_handled_total", grpc_method=method, grpc_code="RESOURCE_EXHAUSTED") == 1
+        await running.wait_for_metric(1, "rpcs_handled_total", grpc_method=method, grpc_code="RESOURCE_EXHAUSTED")
         assert running.maps == (0, 0)
 
 

@@ -297,7 +297,7 @@ async def test_garbage_on_a_request_stream_is_invalid_argument(frontend: Running
     failure = await failure_of(call.read())
     assert (failure.code, failure.reason) == (Code.INVALID_ARGUMENT, "FIELD_INVALID")
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
-    assert frontend.metric("rpcs_handled_total", grpc_method=method, grpc_code="INVALID_ARGUMENT") == 1
+    await frontend.wait_for_metric(1, "rpcs_handled_total", grpc_method=method, grpc_code="INVALID_ARGUMENT")
 
 
 async def test_garbage_on_the_port_harms_nobody(frontend: RunningFrontend, engine: FakeEngine):

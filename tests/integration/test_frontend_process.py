@@ -106,9 +106,9 @@ async def test_every_rpc_is_counted_with_its_code(frontend: RunningFrontend):
     await failure_of(frontend.generation.Generate(request(model="other")))
     await failure_of(frontend.channel.unary_unary("/no.such/Method")(b""))
     method = "/stepwire.v1.GenerationService/Generate"
-    assert frontend.metric("rpcs_handled_total", grpc_method=method, grpc_code="NOT_FOUND") == 1
+    await frontend.wait_for_metric(1, "rpcs_handled_total", grpc_method=method, grpc_code="NOT_FOUND")
     assert frontend.metric("rpcs_started_total", grpc_method=method) == 1
-    assert frontend.metric("rpcs_handled_total", grpc_method="unknown", grpc_code="UNIMPLEMENTED") == 1
+    await frontend.wait_for_metric(1, "rpcs_handled_total", grpc_method="unknown", grpc_code="UNIMPLEMENTED")
 
 
 async def test_models_and_server_info(frontend: RunningFrontend, engine: FakeEngine):

@@ -61,7 +61,7 @@ async def test_without_a_good_token_every_service_is_closed(guarded: RunningFron
             assert "unknown" not in failure.message
     assert engine.adds == []
     method = "/stepwire.v1.GenerationService/Generate"
-    assert guarded.metric("rpcs_handled_total", grpc_method=method, grpc_code="UNAUTHENTICATED") == 3
+    await guarded.wait_for_metric(3, "rpcs_handled_total", grpc_method=method, grpc_code="UNAUTHENTICATED")
     assert guarded.metric("auth_failures_total", reason="UNAUTHENTICATED") == 3 * 4
 
 
