@@ -24,7 +24,7 @@ _PLAIN: dict[MetricRow, Read] = {
     ): lambda stats: stats.num_waiting,
     gauge(
         f"{PREFIX}queued_prompt_tokens",
-        "Known tokens of the waiting requests, whatever the prefix cache holds of them.",
+        "Known tokens of the waiting requests that the prefix cache did not hold when they came.",
         LABELS,
     ): lambda stats: stats.num_waiting_tokens,
     gauge(

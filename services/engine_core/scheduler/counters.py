@@ -72,7 +72,7 @@ class SchedulerCounters:
             num_running=len(running),
             num_waiting=len(waiting) + len(skipped_waiting),
             num_waiting_deferred=len(skipped_waiting),
-            num_waiting_tokens=waiting.num_tokens + skipped_waiting.num_tokens,
+            num_waiting_tokens=waiting.num_uncached_tokens + skipped_waiting.num_uncached_tokens,
             num_used_blocks=pool.num_used,
             num_cached_blocks=pool.num_cached,
             num_total_blocks=pool.num_total,

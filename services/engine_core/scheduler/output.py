@@ -204,6 +204,7 @@ class SchedulerStats:
     num_waiting: int = 0
     # Of the waiting ones: held back by a grammar.
     num_waiting_deferred: int = 0
+    # Those of them that the prefix cache did not hold when their requests came.
     num_waiting_tokens: int = 0
     num_used_blocks: int = 0
     num_cached_blocks: int = 0

@@ -112,7 +112,7 @@ class EngineLoad:
     waiting: int = 0
     # Frontends that send it requests, this one included.
     num_frontends: int = 1
-    # Known tokens of the requests that wait.
+    # Known tokens of the requests that wait, without those that were cached when they came.
     waiting_tokens: int = 0
     # Of the waiting ones: held back by a grammar.
     waiting_deferred: int = 0
