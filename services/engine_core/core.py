@@ -223,6 +223,7 @@ class EngineCore:
             done = self.clock()
             # Aborts before the update: one that arrived during the last step wins over LENGTH.
             outputs += self._drain_aborts()
+            self._note_corrupted(runner_output.nan_keys, scheduler_output.step)
             outputs += self.scheduler.update_from_output(scheduler_output, runner_output, done)
         except Exception as error:
             raise self._step_error(error, scheduler_output) from error
@@ -236,6 +237,15 @@ class EngineCore:
         self.num_steps = scheduler_output.step
         self.last_step_tokens = scheduler_output.total_num_scheduled_tokens
         return scheduler_output.total_num_scheduled_tokens > 0
+
+    def _note_corrupted(self, keys: Iterable[RequestKey], step: int) -> None:
+        """Before the update, which ends requests; those that have ended by then are not counted."""
+        for key in keys:
+            request = self.scheduler.requests.get(key)
+            if request is None or not request.was_in(step):
+                continue
+            if self.scheduler.counters.note_corrupted(request):
+                logger.warning("the model computes NaN for a request: it is corrupted", extra=request.log_fields)
 
     def take_grammars(self) -> list[EngineCoreOutput]:
         """Let requests whose grammar is ready go on, and end those whose grammar has failed."""

@@ -29,6 +29,8 @@ POISON_TOKEN = 500
 HANG_TOKEN = 501
 # Makes the executor report a failure through its callback, from another thread, while the step itself goes well.
 CALLBACK_TOKEN = 503
+# With --check-nan: the logits of such a prompt have NaN, those of every step.
+NAN_TOKEN = 504
 # Each step that computes for such a prompt takes this long, or as long as told, as a real model would; for drains.
 SLOW_TOKEN = 502
 SLOW_STEP_S = 0.005
@@ -73,6 +75,7 @@ class FakeExecutor:
         self.slow_step_s = SLOW_STEP_S
         # Without, any prompt may be sent.
         self.has_poisons = True
+        self.checks_nan = settings.check_nan
         self.is_shut_down = False
         self.finished_keys: list[RequestKey] = []
         self.scheduler_outputs: list[SchedulerOutput] = []
@@ -189,6 +192,8 @@ class FakeExecutor:
                 output.pooled[key] = fake_vector(self._prompts[key], self._pooling[key])
             return
         sampled = self._sample(key, end, words)
+        if sampled and self.checks_nan and self._prompts[key][0] == NAN_TOKEN:
+            output.nan_keys.append(key)
         output.sampled_token_ids.append(sampled)
         rows = fake_sampled(self._logprobs[key], sampled[0], len(self._token_ids[key]) - 1) if sampled else None
         if rows is not None:

@@ -35,6 +35,8 @@ class EngineView:
     # Seconds by phase.
     startup_times: Mapping[str, float] = field(default_factory=dict)
     gpu_memory_utilization: float = 0.0
+    # Requests whose logits have NaN are counted.
+    checks_nan: bool = False
 
     @property
     def labels(self) -> tuple[str, str]:

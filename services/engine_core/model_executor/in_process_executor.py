@@ -59,6 +59,7 @@ class InProcessExecutor:
         backend = choose_backend(settings, loaded, kernels, group)
         self._runner: ModelRunner | None = make_runner(backend, loaded, settings.max_num_seqs, kernels, group)
         self._runner.graphs = decode_graphs_for(settings, loaded, backend, kernels, group)
+        self._runner.checks_nan = settings.check_nan
         return_freed_memory()
         self._model_info = _describe(loaded, backend, kernels, self._runner)
         # The forward pass that is to be sampled from next.

@@ -185,6 +185,8 @@ class Request:
     num_prompt_logprobs: int = 0
     # Not told to the frontend yet; they travel with the next output.
     events: list[RequestEvent] = field(default_factory=list)
+    # The model has computed NaN for it.
+    is_corrupted: bool = False
     # Of the trace that it is a part of, for logs; empty = of none.
     trace_id: str = ""
     # Output tokens this request came with.
