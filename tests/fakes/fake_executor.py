@@ -14,7 +14,14 @@ import numpy as np
 
 from engine_core.config import EngineSettings
 from engine_core.model_executor.device_thread import DeviceThread
-from engine_core.model_executor.executor import FailureCallback, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
+from engine_core.model_executor.executor import (
+    FailureCallback,
+    MemoryPart,
+    ModelInfo,
+    ModelWork,
+    WeightTensor,
+    WorkerHealth,
+)
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.pooling import PoolingParams
 from engine_core.scheduler.request import LogprobsParams, RequestKey
@@ -47,6 +54,9 @@ FAKE_VOCABULARY = Vocabulary(
 _OTHER_BYTES = [byte for byte in range(256) if not 32 <= byte < 127 and byte != 10]
 _BYTE_TOKENS = {300 + place: bytes([byte]) for place, byte in enumerate(_OTHER_BYTES)}
 WHOLE_VOCABULARY = Vocabulary(tuple(_BYTE_TOKENS.get(i, token) for i, token in enumerate(FAKE_VOCABULARY.tokens)))
+
+# What it says that a token costs.
+FAKE_WORK = ModelWork(num_matrix_params=100, num_head_params=10, attention_width=2, layer_bytes=400, head_bytes=40)
 
 # Never looked at: answers do not depend on them.
 FAKE_WEIGHTS = {"embed": np.zeros((4, 2), np.float32), "head": np.zeros(3, np.float32)}
@@ -110,6 +120,7 @@ class FakeExecutor:
             kv_bytes_per_token=4,
             weight_bytes=0,
             hidden_size=HIDDEN_SIZE,
+            work=FAKE_WORK,
         )
 
     @property

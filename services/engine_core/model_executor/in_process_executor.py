@@ -26,6 +26,7 @@ from engine_core.model_executor.model_runner import ModelRunner
 from engine_core.model_executor.models.backend import ModelBackend
 from engine_core.model_executor.models.choice import choose_backend
 from engine_core.model_executor.models.support import context_limit
+from engine_core.model_executor.models.work import Matrices, work_of
 from engine_core.model_executor.parallel.ranked_runner import make_runner
 from engine_core.model_executor.parallel.worker_group import WorkerGroup
 from engine_core.model_executor.profiler import TorchProfiler
@@ -52,6 +53,7 @@ class InProcessExecutor:
             # Holds for every thread that comes to do math, the device thread too.
             torch.set_num_threads(settings.num_threads)
         loaded = load_model(settings, model_path, progress, group)
+        matrices = Matrices.of(loaded)
         self._device = loaded.device
         self._device_thread = DeviceThread(has_thread=settings.async_scheduling and group is None)
         self._profiler = TorchProfiler()
@@ -61,7 +63,7 @@ class InProcessExecutor:
         self._runner.graphs = decode_graphs_for(settings, loaded, backend, kernels, group)
         self._runner.checks_nan = settings.check_nan
         return_freed_memory()
-        self._model_info = _describe(loaded, backend, kernels, self._runner)
+        self._model_info = _describe(settings, loaded, backend, kernels, self._runner, matrices)
         # The forward pass that is to be sampled from next.
         self._forward: Future[None] | None = None
 
@@ -203,7 +205,14 @@ class InProcessExecutor:
         return [longest] * num_full + ([rest] if rest else [])
 
 
-def _describe(loaded: LoadedModel, backend: ModelBackend, kernels: Kernels, runner: ModelRunner) -> ModelInfo:
+def _describe(
+    settings: EngineSettings,
+    loaded: LoadedModel,
+    backend: ModelBackend,
+    kernels: Kernels,
+    runner: ModelRunner,
+    matrices: Matrices,
+) -> ModelInfo:
     return ModelInfo(
         architecture=type(loaded.module).__name__,
         dtype=str(loaded.dtype).removeprefix("torch."),
@@ -217,4 +226,11 @@ def _describe(loaded: LoadedModel, backend: ModelBackend, kernels: Kernels, runn
         kv_cache_groups=tuple(group.describe() for group in backend.layer_groups),
         is_causal=backend.is_causal,
         hidden_size=backend.hidden_size,
+        work=work_of(
+            loaded,
+            matrices,
+            backend.layer_specs.values(),
+            tensor_parallel_size=settings.tensor_parallel_size,
+            is_int8=settings.quantization == "int8",
+        ),
     )

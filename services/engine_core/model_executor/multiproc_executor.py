@@ -21,6 +21,7 @@ from engine_core.model_executor.executor import (
     FailureCallback,
     MemoryPart,
     ModelInfo,
+    ModelWork,
     WeightTensor,
     WorkerError,
     WorkerHealth,
@@ -149,6 +150,7 @@ class MultiprocExecutor:
             kv_cache_groups=groups if self._settings.pipeline_parallel_size == 1 else (KVCacheGroup(num_layers),),
             kv_bytes_per_token=sum(part.kv_bytes_per_token for part in parts),
             weight_bytes=sum(part.weight_bytes for part in parts),
+            work=ModelWork.joined([part.work for part in parts], parts[self._leader].work),
         )
 
 
