@@ -15,6 +15,7 @@ import numpy as np
 from engine_core.config import EngineSettings
 from engine_core.model_executor.device_thread import DeviceThread
 from engine_core.model_executor.executor import (
+    DeviceMemory,
     FailureCallback,
     MemoryPart,
     ModelInfo,
@@ -91,6 +92,8 @@ class FakeExecutor:
         self.scheduler_outputs: list[SchedulerOutput] = []
         self.num_dummy_tokens: list[int] = []
         self.released: set[MemoryPart] = set()
+        self.memory = DeviceMemory(free_bytes=3000)
+        self.num_looks = 0
         self.weights = dict(FAKE_WEIGHTS_BYTES)
         self.can_change_weights = True
         self.loaded_from: list[Path] = []
@@ -228,6 +231,10 @@ class FakeExecutor:
 
     def check_health(self) -> list[WorkerHealth]:
         return [WorkerHealth(0, is_healthy=True), WorkerHealth(1, is_healthy=False, message="it does not answer")]
+
+    def device_memory(self) -> DeviceMemory:
+        self.num_looks += 1
+        return self.memory
 
     def release_memory(self, part: MemoryPart) -> int:
         self.released.add(part)

@@ -93,6 +93,15 @@ class MemoryPart(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What only a look at the device tells, in bytes; None = nobody can tell."""
+
+    free_bytes: int | None = None
+    # Most that was allocated at a time, by weights and KV cache too.
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerHealth:
     """Answer of one worker to a health check; the message says what is wrong."""
 
@@ -153,6 +162,9 @@ class Executor(Protocol):
 
     def check_health(self) -> list[WorkerHealth]:
         """Ask every worker whether its device still works; one that does not answer within 10 s is unhealthy."""
+
+    def device_memory(self) -> DeviceMemory:
+        """A look at the device, from any thread and beside a step. Never fails: a device that is lost tells nothing."""
 
     def release_memory(self, part: MemoryPart) -> int:
         """Give device memory back, between two steps; returns the bytes. No step may run before it is restored."""

@@ -15,8 +15,15 @@ import torch
 from engine_core.config import EngineSettings
 from engine_core.model_executor.decode_graphs import decode_graphs_for
 from engine_core.model_executor.device_thread import DeviceThread
-from engine_core.model_executor.executor import HEALTH_TIMEOUT_S, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
-from engine_core.model_executor.host_memory import return_freed_memory
+from engine_core.model_executor.executor import (
+    HEALTH_TIMEOUT_S,
+    DeviceMemory,
+    MemoryPart,
+    ModelInfo,
+    WeightTensor,
+    WorkerHealth,
+)
+from engine_core.model_executor.host_memory import available_bytes, return_freed_memory
 from engine_core.model_executor.kernels.choice import choose_kernels
 from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.kv_cache_size import determine_num_blocks
@@ -129,6 +136,15 @@ class InProcessExecutor:
         except Exception as error:
             return [WorkerHealth(self._rank, is_healthy=False, message=f"{type(error).__name__}: {error}")]
         return [WorkerHealth(self._rank, is_healthy=True)]
+
+    def device_memory(self) -> DeviceMemory:
+        if self._device.type == "cpu":
+            return DeviceMemory(free_bytes=available_bytes())
+        try:
+            free_bytes, _ = torch.cuda.mem_get_info(self._device)
+            return DeviceMemory(free_bytes, torch.cuda.max_memory_allocated(self._device))
+        except RuntimeError:
+            return DeviceMemory()
 
     def release_memory(self, part: MemoryPart) -> int:
         if part is MemoryPart.KV_CACHE:

@@ -17,6 +17,7 @@ from engine_core.config import EngineSettings
 from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
 from engine_core.model_executor.executor import (
     HEALTH_TIMEOUT_S,
+    DeviceMemory,
     ExecutorFailedError,
     FailureCallback,
     MemoryPart,
@@ -26,7 +27,9 @@ from engine_core.model_executor.executor import (
     WorkerError,
     WorkerHealth,
 )
+from engine_core.model_executor.host_memory import available_bytes
 from engine_core.model_executor.in_process_executor import InProcessExecutor
+from engine_core.model_executor.loader import choose_device
 from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.parallel.place import Place
 from engine_core.model_executor.parallel.worker_messages import WorkerStart
@@ -50,6 +53,7 @@ class MultiprocExecutor:
         self._places = [Place(rank, *sizes) for rank in range(sizes[0] * sizes[1])]
         self._leader = self._places[0].leader
         self._followers = [place.rank for place in self._places if not place.is_leader]
+        self._is_on_cpu = choose_device(settings).type == "cpu"
         self._pool = WorkerPool(failure_callback)
         progress(f"starting {len(self._places)} workers")
         try:
@@ -104,6 +108,10 @@ class MultiprocExecutor:
         futures = self._pool.call_all(InProcessExecutor.check_health, ())
         wait(futures, HEALTH_TIMEOUT_S)
         return [_health_of(rank, future) for rank, future in enumerate(futures)]
+
+    def device_memory(self) -> DeviceMemory:
+        # GPUs would have to be asked through their workers, which answer between two steps only.
+        return DeviceMemory(free_bytes=available_bytes()) if self._is_on_cpu else DeviceMemory()
 
     def release_memory(self, part: MemoryPart) -> int:
         return sum(self._ask_all(InProcessExecutor.release_memory, part))
