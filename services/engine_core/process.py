@@ -118,6 +118,7 @@ class EngineProcess:
             data_parallel_size=self._settings.data_parallel_size,
             tensor_parallel_size=self._settings.tensor_parallel_size,
             pipeline_parallel_size=self._settings.pipeline_parallel_size,
+            is_tracing=tracing.detail.follows_callers,
             num_frontends=lambda: len(self._sessions),
         )
         servicer = EngineCoreServicer(encoder, self._lifecycle, self._output_queue, self._sessions, self._meter)

@@ -11,6 +11,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
 from stepwire import __version__
 from stepwire.settings import Settings
 
@@ -27,6 +29,8 @@ class Providers(NamedTuple):
     sampling: TracerProvider
     # Keeps every span: whoever uses it has chosen already.
     keeping: TracerProvider
+    # The first keeps every span whose parent in another process was kept there.
+    follows_callers: bool
 
 
 def make_providers(service: str, instance_id: str, settings: Settings) -> Providers | None:
@@ -52,7 +56,15 @@ def make_providers(service: str, instance_id: str, settings: Settings) -> Provid
     processor = BatchSpanProcessor(exporter)
     for provider in (sampling, keeping):
         provider.add_span_processor(processor)
-    return Providers(sampling, keeping)
+    return Providers(sampling, keeping, _follows_callers(sampling))
+
+
+def _follows_callers(provider: TracerProvider) -> bool:
+    """A ratio keeps low numbers first: who keeps a child in the trace of the highest keeps all."""
+    trace_id, span_id = 2**128 - 1, 1
+    kept = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    parent = set_span_in_context(NonRecordingSpan(kept))
+    return provider.sampler.should_sample(parent, trace_id, "").decision.is_sampled()
 
 
 def _process_attributes() -> dict[str, str | int]:

@@ -62,6 +62,8 @@ class EngineFacts:
     # Length of its vectors of prompts, and how they are made; 0 and empty = it makes none.
     embedding_dimensions: int = 0
     pooling: str = ""
+    # It shows what happens to requests in spans of its own, wherever their trace is kept.
+    is_tracing: bool = False
     # Of its KV cache, the null block included.
     num_blocks: int = 0
 
