@@ -31,7 +31,8 @@ def run_stack(
     """
     own_flags = frontend_flags if engine_flags is None else engine_flags
     engine = Service("fakes.fake_engine_process", "--port", "0", *own_flags)
-    frontend = Frontend(engine.port, cache_dir=tokenizer_dir, flags=("--tokenizer", str(tokenizer_dir), *frontend_flags))
+    flags = ("--tokenizer", str(tokenizer_dir), *frontend_flags)
+    frontend = Frontend(engine.port, cache_dir=tokenizer_dir, flags=flags)
     frontend.wait_for_health(SERVING)
     trace_id, caller_span = secrets.token_hex(16), secrets.token_hex(8)
     sampled = f"00-{trace_id}-{caller_span}-01"
