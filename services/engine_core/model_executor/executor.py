@@ -57,6 +57,9 @@ class ModelWork:
         )
 
 
+NO_WORK = ModelWork()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Facts of the loaded model; nothing here is a wish."""
@@ -80,7 +83,7 @@ class ModelInfo:
     is_causal: bool = True
     # Features of a hidden state behind the final norm, which is what vectors of prompts are made of.
     hidden_size: int = 0
-    work: ModelWork = ModelWork()
+    work: ModelWork = NO_WORK
 
 
 class MemoryPart(enum.Enum):

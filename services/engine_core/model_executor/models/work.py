@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,9 +25,9 @@ class Matrices:
     @classmethod
     def of(cls, loaded: LoadedModel) -> Matrices:
         """Before a backend packs them: afterwards the module has none."""
-        module = loaded.module
+        module: Any = loaded.module
         # Of a stage that has none, a module without a weight.
-        head = getattr(module.get_output_embeddings(), "weight", None)  # type: ignore[operator]  # of transformers
+        head = getattr(module.get_output_embeddings(), "weight", None)
         # Rows of an embedding are looked up, not multiplied.
         embeddings = [one.weight for one in module.modules() if isinstance(one, torch.nn.Embedding)]
         others = {id(weight) for weight in (head, *embeddings)}
