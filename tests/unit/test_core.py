@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
@@ -137,7 +138,7 @@ def test_a_request_that_has_ended_is_not_counted_as_corrupted() -> None:
     for executor in make_executor(is_async=False, check_nan=True):
         core = make_core(executor)
         core.add_request(make_request(1, [NAN_TOKEN, 6], max_tokens=5))
-        executor.meanwhile = lambda: core.aborts_queue.put(Abort([request_key(1)], "requested"))
+        executor.meanwhile = partial(core.aborts_queue.put, Abort([request_key(1)], "requested"))
         run(core)
         assert core.scheduler.stats().num_corrupted == 0
 

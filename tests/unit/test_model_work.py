@@ -53,7 +53,13 @@ def smollm2() -> LoadedModel:
 
 def test_operations_are_those_that_torch_counts(smollm2: LoadedModel) -> None:
     with FlopCounterMode(display=False) as counted:
-        smollm2.module(torch.zeros(1, NUM_TOKENS, dtype=torch.long, device="meta"), logits_to_keep=1, use_cache=False)
+        smollm2.module(
+            torch.zeros(1, NUM_TOKENS, dtype=torch.long, device="meta"),
+            # Made by it, it would want to see what is in there.
+            attention_mask=torch.zeros(1, 1, NUM_TOKENS, NUM_TOKENS, device="meta", dtype=torch.bfloat16),
+            logits_to_keep=1,
+            use_cache=False,
+        )
     # torch computes the scores of all pairs and masks half of them, as where a model is not causal.
     info = ModelInfo(
         architecture="",

@@ -41,9 +41,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("nan") / "llama", tiny_configs()["llama3_rope"])
 
 
-def make_executor(
-    model_dir: Path, group: WorkerGroup | None = None, **settings: object
-) -> Iterator[InProcessExecutor]:
+def make_executor(model_dir: Path, group: WorkerGroup | None = None, **settings: object) -> Iterator[InProcessExecutor]:
     defaults = {"model": "m", "device": "cpu", "max_num_seqs": 4, "block_size": 4, "num_blocks": 50, "check_nan": True}
     executor = InProcessExecutor(EngineSettings(**{**defaults, **settings}), model_dir, lambda _: None, group)
     executor.initialize_kv_cache(50, 4)

@@ -95,7 +95,8 @@ def test_an_empty_step_costs_nothing() -> None:
 def test_a_smaller_group_has_its_part_of_attention_and_of_the_cache() -> None:
     engine, costs = DrivenScheduler(windows=[None, 3], num_blocks=40), make_costs((KVCacheGroup(3), KVCacheGroup(1, 3)))
     engine.add(make_request(1, 5))
-    # Of 2 x 40 operations for each key three quarters without a window, 1 + ... + 5 keys, and a quarter with: 1 + 2 + 3 * 3.
+    # Of 2 x 40 operations for each key three quarters without a window, for 1 + ... + 5 keys, and a quarter with one,
+    # for 1 + 2 + 3 * 3.
     attention = 60 * 15 + 20 * 12
     assert cost_of_step(engine, costs) == (2 * (5000 + 50) + attention, 4200 + (24 + 8) * 5, (24 + 8) * 5)
     # The window of the next token begins at position 3.

@@ -209,7 +209,7 @@ class Request:
         """Known tokens: prompt and output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
-    
+    @property
     def num_uncached_tokens(self) -> int:
         """Known tokens that will have to be computed, as far as its arrival told."""
         return self.num_tokens - self.num_cached_at_arrival
