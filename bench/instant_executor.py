@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from concurrent.futures import Future
 
-from engine_core.model_executor.executor import ModelInfo
+from engine_core.model_executor.executor import DeviceMemory, ModelInfo
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.structured_output.bitmask import GrammarBitmask
 
@@ -45,6 +45,9 @@ class InstantExecutor:
 
     def determine_num_blocks(self, block_size: int) -> int:
         return self._num_blocks
+
+    def device_memory(self) -> DeviceMemory:
+        return DeviceMemory()
 
     def initialize_kv_cache(self, num_blocks: int, block_size: int) -> None:
         pass

@@ -16,9 +16,11 @@ from stepwire.metric_rows import MetricKind, MetricRow
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 # Of the standard collectors.
 _STANDARD = ("process_", "python_")
-# Rows that need a setting: samples of the KV cache's blocks, TLS, several workers.
+# Rows that need a setting: samples of the KV cache's blocks, a look for NaN, costs of steps, TLS, several workers.
 _OPTIONAL = (
     "stepwire_engine_core_kv_block_",
+    "stepwire_engine_core_corrupted_requests",
+    "stepwire_engine_core_estimated_",
     "stepwire_frontend_tls_certificate_expiry_timestamp_seconds",
     "stepwire_frontend_worker",
 )

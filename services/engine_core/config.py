@@ -136,6 +136,13 @@ class EngineSettings(Settings):
     kv_events_buffer_blocks: int = Field(
         65536, ge=1, description="Changes kept for subscribers that are behind or come back; one for each block."
     )
+    mfu_metrics: bool = Field(
+        False,
+        description="Estimate what steps compute, read and write for each worker, from their plans (estimated_*).",
+    )
+    check_nan: bool = Field(
+        False, description="Count requests whose logits have NaN, which means reading all logits of a step once more."
+    )
     kv_cache_metrics: bool = Field(False, description="Measure how long KV blocks stay and when they are used again.")
     kv_cache_metrics_sample: float = Field(0.01, gt=0, le=1, description="Share of the blocks that are measured.")
 

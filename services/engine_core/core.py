@@ -25,6 +25,7 @@ from engine_core.scheduler.output import EngineCoreOutput, ModelRunnerOutput, Sc
 from engine_core.scheduler.request import Request, RequestKey, RequestStatus
 from engine_core.scheduler.request_error import RequestError
 from engine_core.scheduler.scheduler import Scheduler
+from engine_core.step_costs import StepCosts
 from engine_core.step_times import StepListener, StepStamps, StepTimes
 from engine_core.structured_output.bitmask import GrammarBitmask
 from stepwire.errors import InvariantViolation
@@ -90,6 +91,8 @@ class EngineCore:
         self.num_steps = 0
         self.last_step_tokens = 0
         self.times = StepTimes(config.max_num_seqs, config.max_num_batched_tokens)
+        # None = nobody wants to know.
+        self.step_costs: StepCosts | None = None
         self.num_aborted = ReasonCounter(ABORT_REASONS)
         # Told of every step that was taken in, before anybody hears of its results.
         self.on_step: StepListener | None = None
@@ -200,6 +203,8 @@ class EngineCore:
             # Also with no tokens scheduled: the finished keys make the workers drop that state, exactly once.
             if scheduler_output.is_empty:
                 return False
+            if self.step_costs is not None:
+                self.step_costs.count(scheduler_output.num_scheduled_tokens, self.scheduler.requests)
             planned = self.clock()
             self.executor.execute_model(scheduler_output)
             handed_over = self.clock()
@@ -223,6 +228,7 @@ class EngineCore:
             done = self.clock()
             # Aborts before the update: one that arrived during the last step wins over LENGTH.
             outputs += self._drain_aborts()
+            self._note_corrupted(runner_output.nan_keys, scheduler_output.step)
             outputs += self.scheduler.update_from_output(scheduler_output, runner_output, done)
         except Exception as error:
             raise self._step_error(error, scheduler_output) from error
@@ -236,6 +242,15 @@ class EngineCore:
         self.num_steps = scheduler_output.step
         self.last_step_tokens = scheduler_output.total_num_scheduled_tokens
         return scheduler_output.total_num_scheduled_tokens > 0
+
+    def _note_corrupted(self, keys: Iterable[RequestKey], step: int) -> None:
+        """Before the update, which ends requests; those that have ended by then are not counted."""
+        for key in keys:
+            request = self.scheduler.requests.get(key)
+            if request is None or not request.was_in(step):
+                continue
+            if self.scheduler.counters.note_corrupted(request):
+                logger.warning("the model computes NaN for a request: it is corrupted", extra=request.log_fields)
 
     def take_grammars(self) -> list[EngineCoreOutput]:
         """Let requests whose grammar is ready go on, and end those whose grammar has failed."""

@@ -94,6 +94,7 @@ class EngineProcess:
         servicer = self._make_servicer(engine_id, boot_id)
         self._view = EngineView(engine_id, self._lifecycle, self._sessions, self._meter)
         self._view.gpu_memory_utilization = self._settings.gpu_memory_utilization
+        self._view.checks_nan = self._settings.check_nan
         metrics_port = self._serve_metrics()
         self._lifecycle.listen(self._health.on_state)
         self._server.start()
@@ -117,6 +118,7 @@ class EngineProcess:
             data_parallel_size=self._settings.data_parallel_size,
             tensor_parallel_size=self._settings.tensor_parallel_size,
             pipeline_parallel_size=self._settings.pipeline_parallel_size,
+            is_tracing=tracing.detail.follows_callers,
             num_frontends=lambda: len(self._sessions),
         )
         servicer = EngineCoreServicer(encoder, self._lifecycle, self._output_queue, self._sessions, self._meter)

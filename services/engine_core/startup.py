@@ -16,6 +16,7 @@ from engine_core.kv_cache.residency import BlockResidency
 from engine_core.model_executor.executor import Executor, FailureCallback
 from engine_core.resolved_config import ServedModel, resolve_config
 from engine_core.scheduler.grammar import GRAMMAR_KINDS
+from engine_core.step_costs import StepCosts
 from engine_core.structured_output.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ def start_engine(
         executor.warm_up()
         stamps.append(time.monotonic())
         core = EngineCore(executor, config, clock, _structured_output(settings, model.vocabulary, clock))
+        if settings.mfu_metrics:
+            num_workers = settings.tensor_parallel_size * settings.pipeline_parallel_size
+            core.step_costs = StepCosts(executor.model_info, num_workers)
         if settings.kv_cache_metrics:
             core.scheduler.kv_cache_manager.pool.residency = BlockResidency(settings.kv_cache_metrics_sample)
     except BaseException:

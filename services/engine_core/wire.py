@@ -72,6 +72,7 @@ class FrameEncoder:
         data_parallel_size: int,
         tensor_parallel_size: int,
         pipeline_parallel_size: int,
+        is_tracing: bool,
         num_frontends: Callable[[], int],
     ) -> None:
         self._engine_id = engine_id
@@ -85,6 +86,7 @@ class FrameEncoder:
         self._data_parallel_size = data_parallel_size
         self._tensor_parallel_size = tensor_parallel_size
         self._pipeline_parallel_size = pipeline_parallel_size
+        self._is_tracing = is_tracing
         self._num_frontends = num_frontends
 
     def ready(self, config: ResolvedConfig | None) -> pb.Ready:
@@ -104,6 +106,8 @@ class FrameEncoder:
         )
         if config is not None:
             _fill_config(ready, config)
+            if self._is_tracing:
+                ready.features.append("tracing")
         return ready
 
     def encode(

@@ -6,7 +6,7 @@ Made by `engine_client`, read by `output_processor`; both run on the event loop.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,3 +70,20 @@ class EngineOutput(NamedTuple):
     def has_news(self) -> bool:
         """There is more in it than tokens and their log-probabilities."""
         return bool(self.events) or self.finish is not None or self.cached_prompt_tokens is not None
+
+
+class TracedEvent(NamedTuple):
+    """What happened to one choice, when by the engine's clock, and why it ended if it did."""
+
+    monotonic_ns: int
+    choice: int
+    name: str
+    reason: str = ""
+
+
+def traced_events(choice: int, output: EngineOutput) -> Iterator[TracedEvent]:
+    """Those of one output, as a trace names them."""
+    for event, stamp in output.events:
+        yield TracedEvent(stamp, choice, event.name)
+    if output.finish is not None:
+        yield TracedEvent(output.monotonic_ns, choice, "FINISHED", output.finish.reason.value)

@@ -112,6 +112,8 @@ class Generation:
         # No await in between: outputs can not come before the collector is there.
         self.handles = handles
         self.collector = self.model.output_processor.add_request(processed, handles, new_reasoning)
+        if self.trace.is_recorded:
+            self.collector.keep_events()
         metrics = self._metrics_of(processed.model, self.engine_id)
         self._observer = RequestObserver(
             metrics,
@@ -197,7 +199,7 @@ class Generation:
             metrics.duration.observe(time.monotonic() - self._arrival)
         observed = self._observer
         reasons = [finished_reason] if observed is None else observed.finish_reasons(finished_reason)
-        self.trace.close(self.engine, self.collector, reasons)
+        self.trace.close(self.engine, self.collector, reasons, self._pool.clock_of(self.engine))
         if logger.isEnabledFor(logging.DEBUG):
             self._log_end(reasons)
         if self.collector is None:

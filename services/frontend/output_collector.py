@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from frontend.engine_outputs import TracedEvent
 from frontend.generation_events import Admitted, ChoiceDelta, ChoiceFinished, CollectorItem, PromptReady, Timings, Usage
 from frontend.request_stats import RequestStats
 from stepwire.errors import StepwireError
@@ -79,6 +80,15 @@ class OutputCollector:
     def timings(self) -> Timings:
         """Durations so far; final once every choice has finished."""
         return self._stats.timings
+
+    def keep_events(self) -> None:
+        """A trace wants them; called before there are any."""
+        self._stats.events = []
+
+    @property
+    def events(self) -> Sequence[TracedEvent]:
+        """What has happened in the engine, if it is kept."""
+        return self._stats.events or ()
 
     @property
     def is_done(self) -> bool:

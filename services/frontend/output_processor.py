@@ -169,7 +169,7 @@ class OutputProcessor:
 
     def _process(self, state: RequestState, choice: ChoiceState, output: EngineOutput, stopped: list[int]) -> None:
         if output.events or output.finish is not None or output.cached_prompt_tokens is not None:
-            state.stats.note_news(output)
+            state.stats.note_news(output, choice.choice)
         if output.new_token_ids:
             state.stats.note_tokens(output.monotonic_ns)
             if not state.stats.has_tokens:

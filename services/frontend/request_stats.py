@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frontend.engine_outputs import EngineEvent, EngineOutput
+from frontend.engine_outputs import EngineEvent, EngineOutput, TracedEvent, traced_events
 from frontend.generation_events import Timings, Usage
 
 
@@ -16,6 +16,8 @@ class RequestStats:
         self._cached_prompt_tokens: int | None = None
         self._preemptions = 0
         self._ttft_s: float | None = None
+        # Kept for a trace that wants them.
+        self.events: list[TracedEvent] | None = None
         # Engine clock, ns; the first over all choices, except the last token.
         self._queued_ns: int | None = None
         self._scheduled_ns: int | None = None
@@ -57,8 +59,10 @@ class RequestStats:
             self._first_token_ns = monotonic_ns
         self._last_token_ns = max(self._last_token_ns, monotonic_ns)
 
-    def note_news(self, output: EngineOutput) -> None:
+    def note_news(self, output: EngineOutput, choice: int) -> None:
         """Take what comes besides tokens: events, the prefix hit, the number of preemptions."""
+        if self.events is not None:
+            self.events += traced_events(choice, output)
         for event, stamp in output.events:
             self._note_event(event, stamp)
         # The first child to be scheduled paid for the prompt; its siblings hit what it wrote.

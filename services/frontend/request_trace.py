@@ -20,7 +20,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 
 from frontend.call_trace import CURRENT_CALL, CallTrace, GenerationEnd, latency_attributes, result_attributes
+from frontend.engine_client.clock_offset import ClockOffset
 from frontend.engine_client.engine_facts import EngineFacts
+from frontend.estimated_events import SpanTimes, place_events
 from frontend.input_processor import ProcessedRequest
 from frontend.output_collector import OutputCollector
 from stepwire import tracing
@@ -66,17 +68,26 @@ class RequestTrace:
         self._place = self._call.begin(request_id)
         self._arrival = time.monotonic()
         self._engine_span: Span = trace.INVALID_SPAN
+        # Of that span, where it is recorded.
+        self._times: SpanTimes | None = None
 
     @property
     def trace_id(self) -> str:
         """Hexadecimal, for whoever looks for an example; empty when the request is in no trace that is kept."""
         return f"{self._span.get_span_context().trace_id:032x}" if self._span.is_recording() else ""
 
+    @property
+    def is_recorded(self) -> bool:
+        """The engine's work is shown, with what happens to the request there if nobody else shows it."""
+        return self._engine_span.is_recording()
+
     def submitted(self, processed: ProcessedRequest) -> None:
         """Put the context of a new span for the engine's work into the engine's message."""
         if not self._span.get_span_context().is_valid:
             return
         self._engine_span = tracing.tracer.start_span(ENGINE_SPAN_NAME, kind=SpanKind.CLIENT)
+        if self.is_recorded:
+            self._times = SpanTimes(time.monotonic())
         template = processed.template
         template.traceparent, template.tracestate = tracing.inject(self._engine_span)
         if self._span.is_recording():
@@ -95,16 +106,26 @@ class RequestTrace:
         self._engine_span.set_status(Status(StatusCode.ERROR))
 
     def close(
-        self, engine: EngineFacts | None, collected: OutputCollector | None, finish_reasons: Sequence[str]
+        self,
+        engine: EngineFacts | None,
+        collected: OutputCollector | None,
+        finish_reasons: Sequence[str],
+        clock: ClockOffset | None = None,
     ) -> None:
-        """Without `collected` it never reached an engine; `finish_reasons` has one for each choice."""
+        """Without `collected` it never reached an engine; `finish_reasons` has one for each choice.
+
+        With the engine's clock its events are shown here, unless it does so itself.
+        """
         if self._span.is_recording() and collected is not None:
-            duration_s = time.monotonic() - self._arrival
-            end = GenerationEnd(finish_reasons, collected.usage, collected.timings, duration_s)
+            now = time.monotonic()
+            end = GenerationEnd(finish_reasons, collected.usage, collected.timings, now - self._arrival)
             where = _engine_attributes(engine)
             self._call.end(self._place, end)
             self._call.note(self._place, where)
             self._engine_span.set_attributes({**where, **result_attributes([end]), **latency_attributes(end)})
+            if self._times is not None and clock is not None and engine is not None and not engine.is_tracing:
+                has_choices = len(finish_reasons) > 1
+                place_events(self._engine_span, self._times, collected.events, clock, now, has_choices=has_choices)
         self._engine_span.end()
 
 

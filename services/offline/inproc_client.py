@@ -65,6 +65,7 @@ class InprocClient:
             data_parallel_size=1,
             tensor_parallel_size=settings.tensor_parallel_size,
             pipeline_parallel_size=settings.pipeline_parallel_size,
+            is_tracing=False,
             num_frontends=_one_frontend,
         )
         self.facts = to_facts(self._encoder.ready(started.core.config))

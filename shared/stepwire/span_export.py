@@ -11,6 +11,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
 from stepwire import __version__
 from stepwire.settings import Settings
 
@@ -27,6 +29,11 @@ class Providers(NamedTuple):
     sampling: TracerProvider
     # Keeps every span: whoever uses it has chosen already.
     keeping: TracerProvider
+
+    @property
+    def follows_callers(self) -> bool:
+        """The first keeps every span whose parent in another process was kept there."""
+        return _follows_callers(self.sampling)
 
 
 def make_providers(service: str, instance_id: str, settings: Settings) -> Providers | None:
@@ -53,6 +60,16 @@ def make_providers(service: str, instance_id: str, settings: Settings) -> Provid
     for provider in (sampling, keeping):
         provider.add_span_processor(processor)
     return Providers(sampling, keeping)
+
+
+def _follows_callers(provider: TracerProvider) -> bool:
+    """A ratio keeps low numbers first: who keeps a child in the trace of the highest keeps all."""
+    from opentelemetry.sdk.trace.sampling import Decision
+
+    trace_id, span_id = 2**128 - 1, 1
+    kept = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+    parent = set_span_in_context(NonRecordingSpan(kept))
+    return provider.sampler.should_sample(parent, trace_id, "").decision is Decision.RECORD_AND_SAMPLE
 
 
 def _process_attributes() -> dict[str, str | int]:

@@ -31,6 +31,8 @@ class Detail:
     def __init__(self) -> None:
         self.ratio = 0.0
         self.tracer: trace.Tracer = trace.NoOpTracer()
+        # Every request has a span here whose trace is sampled where it comes from.
+        self.follows_callers = False
 
     def is_wanted(self) -> bool:
         """Drawn anew with each call."""
@@ -50,6 +52,7 @@ def start(service: str, instance_id: str, settings: Settings) -> Callable[[], No
         return lambda: None
     trace.set_tracer_provider(providers.sampling)
     detail.ratio, detail.tracer = settings.trace_detail_ratio, providers.keeping.get_tracer("stepwire", __version__)
+    detail.follows_callers = providers.follows_callers
     return providers.sampling.shutdown
 
 

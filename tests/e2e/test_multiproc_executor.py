@@ -149,6 +149,7 @@ def test_operations_reach_every_worker(running, model_dir, tmp_path):
         whole.num_layers,
     )
     assert info.kv_bytes_per_token == whole.kv_bytes_per_token
+    assert info.work == whole.work
     # The embedding is on both.
     assert whole.weight_bytes < info.weight_bytes < 2 * whole.weight_bytes
     assert executor.max_concurrent_batches == 2

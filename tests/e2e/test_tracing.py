@@ -105,6 +105,9 @@ def test_a_grpc_stream_is_one_trace_through_both_processes(traced: Traced) -> No
     assert set(scheduled) == {"step", "cached_tokens", "blocks"}
     assert scheduled["blocks"] > 0
     assert first_token["step"] >= scheduled["step"] > 0
+    # Not there twice.
+    assert client.events == []
+    assert "stepwire.clock" not in client.attributes
     assert finished == {"reason": "length"}
     assert root.start_ns <= run.start_ns <= run.end_ns <= root.end_ns
 

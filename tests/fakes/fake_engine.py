@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -80,6 +81,8 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
         # The others may get their pongs without it.
         self.answers_step_loop_pings = True
         self.tokens_per_step = 1
+        # Its monotonic clock is that of another machine.
+        self.clock_ahead_ns = 0
         # What it says in its stats instead of the truth.
         self.stats = pb.SchedulerStats()
         # Called with each add; an error it returns becomes the REJECTED finish.
@@ -105,6 +108,10 @@ class FakeEngine(pb_grpc.EngineCoreServiceServicer):
         self.port = 0
         self._news = asyncio.Condition()
         self.kv_feed = FakeKvFeed()
+
+    def monotonic_ns(self) -> int:
+        """By its own clock."""
+        return time.monotonic_ns() + self.clock_ahead_ns
 
     @property
     def endpoint(self) -> str:

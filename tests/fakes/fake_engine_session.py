@@ -162,7 +162,7 @@ class FakeEngineSession:
                 nonce=ping.nonce,
                 through_step_loop=ping.through_step_loop,
                 client_monotonic_ns=ping.client_monotonic_ns,
-                engine_monotonic_ns=time.monotonic_ns(),
+                engine_monotonic_ns=self._engine.monotonic_ns(),
                 step=self._step,
                 state=engine.ready.state,
             )
@@ -186,7 +186,7 @@ class FakeEngineSession:
             num_output=resumed,
         )
         self.live[request.handle] = live
-        queued = pb.Event(type=pb.EVENT_TYPE_QUEUED, monotonic_ns=time.monotonic_ns())
+        queued = pb.Event(type=pb.EVENT_TYPE_QUEUED, monotonic_ns=self._engine.monotonic_ns())
         await self._send_batch(outputs=[pb.RequestOutput(handle=request.handle, events=[queued])])
 
     # The steps.
@@ -263,7 +263,7 @@ class FakeEngineSession:
             live.is_scheduled = True
             live.queue_deadline = float("inf")
             for kind in (pb.EVENT_TYPE_SCHEDULED, pb.EVENT_TYPE_FIRST_TOKEN):
-                output.events.add(type=kind, monotonic_ns=time.monotonic_ns())
+                output.events.add(type=kind, monotonic_ns=self._engine.monotonic_ns())
             _add_prompt_logprobs(live, output)
             output.prefill.CopyFrom(pb.PrefillStats(prompt_tokens=len(live.prompt), computed_tokens=len(live.prompt)))
         if live.request.HasField("pooling"):
@@ -307,7 +307,7 @@ class FakeEngineSession:
         stats.MergeFrom(self._engine.stats)
         batch = pb.EngineCoreOutputs(
             step=self._step,
-            monotonic_ns=time.monotonic_ns(),
+            monotonic_ns=self._engine.monotonic_ns(),
             handles=handles,
             token_ids=token_ids,
             outputs=outputs,

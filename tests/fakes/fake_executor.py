@@ -14,7 +14,15 @@ import numpy as np
 
 from engine_core.config import EngineSettings
 from engine_core.model_executor.device_thread import DeviceThread
-from engine_core.model_executor.executor import FailureCallback, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
+from engine_core.model_executor.executor import (
+    DeviceMemory,
+    FailureCallback,
+    MemoryPart,
+    ModelInfo,
+    ModelWork,
+    WeightTensor,
+    WorkerHealth,
+)
 from engine_core.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from engine_core.scheduler.pooling import PoolingParams
 from engine_core.scheduler.request import LogprobsParams, RequestKey
@@ -29,6 +37,8 @@ POISON_TOKEN = 500
 HANG_TOKEN = 501
 # Makes the executor report a failure through its callback, from another thread, while the step itself goes well.
 CALLBACK_TOKEN = 503
+# With --check-nan: the logits of such a prompt have NaN, those of every step.
+NAN_TOKEN = 504
 # Each step that computes for such a prompt takes this long, or as long as told, as a real model would; for drains.
 SLOW_TOKEN = 502
 SLOW_STEP_S = 0.005
@@ -45,6 +55,9 @@ FAKE_VOCABULARY = Vocabulary(
 _OTHER_BYTES = [byte for byte in range(256) if not 32 <= byte < 127 and byte != 10]
 _BYTE_TOKENS = {300 + place: bytes([byte]) for place, byte in enumerate(_OTHER_BYTES)}
 WHOLE_VOCABULARY = Vocabulary(tuple(_BYTE_TOKENS.get(i, token) for i, token in enumerate(FAKE_VOCABULARY.tokens)))
+
+# What it says that a token costs.
+FAKE_WORK = ModelWork(num_matrix_params=100, num_head_params=10, attention_width=2, layer_bytes=400, head_bytes=40)
 
 # Never looked at: answers do not depend on them.
 FAKE_WEIGHTS = {"embed": np.zeros((4, 2), np.float32), "head": np.zeros(3, np.float32)}
@@ -73,11 +86,14 @@ class FakeExecutor:
         self.slow_step_s = SLOW_STEP_S
         # Without, any prompt may be sent.
         self.has_poisons = True
+        self.checks_nan = settings.check_nan
         self.is_shut_down = False
         self.finished_keys: list[RequestKey] = []
         self.scheduler_outputs: list[SchedulerOutput] = []
         self.num_dummy_tokens: list[int] = []
         self.released: set[MemoryPart] = set()
+        self.memory = DeviceMemory(free_bytes=3000)
+        self.num_looks = 0
         self.weights = dict(FAKE_WEIGHTS_BYTES)
         self.can_change_weights = True
         self.loaded_from: list[Path] = []
@@ -107,6 +123,7 @@ class FakeExecutor:
             kv_bytes_per_token=4,
             weight_bytes=0,
             hidden_size=HIDDEN_SIZE,
+            work=FAKE_WORK,
         )
 
     @property
@@ -189,6 +206,8 @@ class FakeExecutor:
                 output.pooled[key] = fake_vector(self._prompts[key], self._pooling[key])
             return
         sampled = self._sample(key, end, words)
+        if sampled and self.checks_nan and self._prompts[key][0] == NAN_TOKEN:
+            output.nan_keys.append(key)
         output.sampled_token_ids.append(sampled)
         rows = fake_sampled(self._logprobs[key], sampled[0], len(self._token_ids[key]) - 1) if sampled else None
         if rows is not None:
@@ -212,6 +231,10 @@ class FakeExecutor:
 
     def check_health(self) -> list[WorkerHealth]:
         return [WorkerHealth(0, is_healthy=True), WorkerHealth(1, is_healthy=False, message="it does not answer")]
+
+    def device_memory(self) -> DeviceMemory:
+        self.num_looks += 1
+        return self.memory
 
     def release_memory(self, part: MemoryPart) -> int:
         self.released.add(part)

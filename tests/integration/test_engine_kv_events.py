@@ -201,8 +201,9 @@ def test_residency_is_measured_on_demand() -> None:
         assert engine.metric(r'kv_block_lifetime_seconds_bucket{.*le="\+Inf".*}') == 2
 
 
-def test_residency_is_off_by_default(engine: RunningEngine) -> None:
-    with pytest.raises(AssertionError, match="no series"):
-        engine.metric(r"kv_block_lifetime_seconds_count\{.*\}")
+def test_what_costs_the_loop_is_off_by_default(engine: RunningEngine) -> None:
+    for name in ("kv_block_lifetime_seconds_count", "corrupted_requests_total", "estimated_flops_total"):
+        with pytest.raises(AssertionError, match="no series"):
+            engine.metric(rf"{name}\{{.*\}}")
     assert engine.metric(r"prefix_cache_preempted_query_tokens_total\{.*\}") == 0
     assert engine.metric(r"prefix_cache_preempted_hit_tokens_total\{.*\}") == 0

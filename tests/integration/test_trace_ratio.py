@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,17 @@ pytestmark = pytest.mark.slow
 REQUEST_SPANS = ("llm_request", "engine_core.request", "engine_core.run")
 
 
-def run_stack(tokenizer_dir: Path, *flags: str) -> tuple[str, str]:
+def run_stack(
+    tokenizer_dir: Path, frontend_flags: Sequence[str], engine_flags: Sequence[str] | None = None
+) -> tuple[str, str]:
     """From start to end, with a request without a trace, one not to be sampled, and one that is.
 
-    Returns the trace and the span of the last one's caller.
+    The engine's flags are the frontend's, unless given. Returns the trace and the span of the last one's caller.
     """
-    engine = Service("fakes.fake_engine_process", "--port", "0", *flags)
-    frontend = Frontend(engine.port, cache_dir=tokenizer_dir, flags=("--tokenizer", str(tokenizer_dir), *flags))
+    own_flags = frontend_flags if engine_flags is None else engine_flags
+    engine = Service("fakes.fake_engine_process", "--port", "0", *own_flags)
+    flags = ("--tokenizer", str(tokenizer_dir), *frontend_flags)
+    frontend = Frontend(engine.port, cache_dir=tokenizer_dir, flags=flags)
     frontend.wait_for_health(SERVING)
     trace_id, caller_span = secrets.token_hex(16), secrets.token_hex(8)
     sampled = f"00-{trace_id}-{caller_span}-01"
@@ -49,7 +54,7 @@ def test_a_ratio_is_for_requests_whose_caller_has_not_decided(
     with receiving() as (receiver, grpc_endpoint), receiving_http(receiver) as http_endpoint:
         endpoint = grpc_endpoint if protocol == "grpc" else http_endpoint
         flags = ("--otlp-endpoint", endpoint, "--otlp-protocol", protocol, "--trace-sample-ratio", ratio)
-        trace_id, caller_span = run_stack(tokenizer_dir, *flags)
+        trace_id, caller_span = run_stack(tokenizer_dir, flags)
         spans = receiver.spans
     sampled = {span.name: span for span in spans if span.trace_id == trace_id and span.name in REQUEST_SPANS}
     assert [sampled[name].parent_id for name in REQUEST_SPANS] == [
@@ -63,3 +68,15 @@ def test_a_ratio_is_for_requests_whose_caller_has_not_decided(
     assert counts == dict.fromkeys(REQUEST_SPANS[: 3 * num_own], 1)
     # The starts of both processes are nobody's either.
     assert sum(span.name == "startup" for span in spans) == 2 * num_own
+
+
+def test_a_frontend_shows_what_happens_in_an_engine_that_exports_nothing(tokenizer_dir: Path) -> None:
+    with receiving() as (receiver, endpoint):
+        trace_id, _ = run_stack(tokenizer_dir, ("--otlp-endpoint", endpoint), ())
+        spans = receiver.of(trace_id)
+    assert {span.service for span in spans} == {"stepwire-frontend"}
+    (span,) = [span for span in spans if span.name == "engine_core.request"]
+    names, times, _ = zip(*span.events, strict=True)
+    assert names == ("QUEUED", "SCHEDULED", "FIRST_TOKEN", "FINISHED")
+    assert [span.start_ns, *times, span.end_ns] == sorted([span.start_ns, *times, span.end_ns])
+    assert span.attributes["stepwire.clock"] == "estimated"

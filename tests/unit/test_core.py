@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 
 import pytest
 
@@ -13,7 +14,7 @@ from engine_core.messages import Abort
 from engine_core.resolved_config import ServedModel, resolve_config
 from engine_core.scheduler.output import EngineCoreOutput, FinishReason, ModelRunnerOutput, SchedulerOutput
 from engine_core.structured_output.bitmask import GrammarBitmask
-from fakes.fake_executor import FakeExecutor, next_token
+from fakes.fake_executor import NAN_TOKEN, FakeExecutor, next_token
 from fakes.request_factory import make_request, request_key
 from stepwire.errors import InvariantViolation
 
@@ -46,8 +47,8 @@ def ahead() -> Iterator[MeanwhileExecutor]:
         yield executor
 
 
-def make_executor(*, is_async: bool) -> Iterator[MeanwhileExecutor]:
-    executor = MeanwhileExecutor(EngineSettings(num_blocks=64, async_scheduling=is_async), lambda _: None)
+def make_executor(*, is_async: bool, **settings: bool) -> Iterator[MeanwhileExecutor]:
+    executor = MeanwhileExecutor(EngineSettings(num_blocks=64, async_scheduling=is_async, **settings), lambda _: None)
     executor.started = []
     yield executor
     executor.gate.set()
@@ -115,6 +116,31 @@ def test_steps_bring_the_tokens_of_the_model_and_leave_nothing(core: EngineCore)
     assert tokens == known[3:]
     assert core.scheduler.check_integrity() == []
     assert core.scheduler.kv_cache_manager.pool.num_used == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_corrupted_request_is_counted_and_told_once(is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
+    for executor in make_executor(is_async=is_async, check_nan=True):
+        core = make_core(executor)
+        core.add_request(make_request(1, [NAN_TOKEN, 6, 7], max_tokens=5))
+        core.add_request(make_request(2, [5, 6, 7], max_tokens=5))
+        # Its only token is the bad one.
+        core.add_request(make_request(3, [NAN_TOKEN], max_tokens=1))
+        run(core)
+        assert core.scheduler.stats().num_corrupted == 2
+        told = [record for record in caplog.records if "NaN" in record.getMessage()]
+        assert [record.__dict__["request_id"] for record in told] == ["request-1", "request-3"]
+        assert {record.levelname for record in told} == {"WARNING"}
+        caplog.clear()
+
+
+def test_a_request_that_has_ended_is_not_counted_as_corrupted() -> None:
+    for executor in make_executor(is_async=False, check_nan=True):
+        core = make_core(executor)
+        core.add_request(make_request(1, [NAN_TOKEN, 6], max_tokens=5))
+        executor.meanwhile = partial(core.aborts_queue.put, Abort([request_key(1)], "requested"))
+        run(core)
+        assert core.scheduler.stats().num_corrupted == 0
 
 
 def run(core: EngineCore) -> list[EngineCoreOutput]:

@@ -19,7 +19,8 @@ class Context:
 
 async def test_a_batch_that_overtakes_another_gets_the_lower_number() -> None:
     context = Context()
-    session = FakeEngineSession(SimpleNamespace(ready=pb.Ready(), stats=pb.SchedulerStats()), context)
+    engine = SimpleNamespace(ready=pb.Ready(), stats=pb.SchedulerStats(), monotonic_ns=lambda: 0)
+    session = FakeEngineSession(engine, context)
     for _ in range(4):
         session.send_outputs(handles=[1], token_ids=[1])
     # The queue is full: this one waits, and the next one takes the first place that is free.

@@ -13,7 +13,7 @@ import torch
 
 from engine_core.config import EngineSettings
 from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
-from engine_core.model_executor.executor import MemoryPart, ModelInfo, WorkerHealth
+from engine_core.model_executor.executor import MemoryPart, ModelInfo, ModelWork, WorkerHealth
 from engine_core.model_executor.in_process_executor import InProcessExecutor
 from engine_core.model_executor.parallel.place import Place
 from engine_core.model_executor.prefill_part import PARTS
@@ -106,6 +106,14 @@ def test_facts_of_the_model(loaded):
         # Measured.
         prefill_tokens_beside_decodes=loaded.model_info.prefill_tokens_beside_decodes,
         kv_cache_groups=(KVCacheGroup(num_layers=3),),
+        # 32 features, heads of 8: 4 for queries, 2 for keys, 2 for values; 48 in the middle of the MLP.
+        work=ModelWork(
+            num_matrix_params=3 * 32 * (32 + 16 + 16 + 32 + 3 * 48),
+            num_head_params=32 * 211,
+            attention_width=3 * 4 * (8 + 8),
+            layer_bytes=3 * 32 * (32 + 16 + 16 + 32 + 3 * 48) * 4,
+            head_bytes=32 * 211 * 4,
+        ),
     )
     assert loaded.model_info.weight_bytes > 0
     assert loaded.model_info.prefill_tokens_beside_decodes in PARTS

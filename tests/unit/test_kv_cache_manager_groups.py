@@ -33,7 +33,10 @@ class User:
         return self.token_ids[start:end]
 
     def hit(self) -> PrefixHit:
-        return self.manager.get_computed_blocks(self.hashes, self.slice, len(self.token_ids))
+        hit = self.manager.get_computed_blocks(self.hashes, self.slice, len(self.token_ids))
+        # Nothing collides here, so that hashes tell the same.
+        assert self.manager.num_cached_tokens(self.hashes, len(self.token_ids)) == hit.num_tokens
+        return hit
 
     def start(self, num_tokens: int) -> tuple[list[int], ...] | None:
         hit = self.hit()

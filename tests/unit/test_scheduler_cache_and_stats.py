@@ -87,6 +87,44 @@ def test_stats() -> None:
     assert stats.oldest_waiting_time == 1.5
 
 
+def test_queued_tokens_are_those_that_the_cache_did_not_hold_at_the_arrival() -> None:
+    engine = DrivenScheduler(num_blocks=33, max_num_seqs=1)
+    engine.add(make_request(1, range(12), max_tokens=1))
+    engine.run()
+    engine.add(make_request(2, 5))
+    engine.step()
+    # Three blocks of the first; none of the second, which may not read the cache.
+    engine.add(make_request(3, range(13)), make_request(4, range(12), bypass_prefix_cache=True))
+    assert engine.scheduler.stats().num_waiting_tokens == 1 + 12
+    engine.abort(3)
+    assert engine.scheduler.stats().num_waiting_tokens == 12
+    engine.run()
+    assert engine.scheduler.stats().num_waiting_tokens == 0
+
+
+def test_the_limit_of_queued_tokens_is_one_of_all_tokens() -> None:
+    engine = DrivenScheduler(num_blocks=33, max_queued_tokens=25)
+    engine.add(make_request(1, range(12), max_tokens=1))
+    engine.run()
+    engine.add(make_request(2, range(13)))
+    finish = engine.scheduler.add_request(make_request(3, range(13)), 0.0).finish
+    assert finish is not None
+    assert finish.error is not None
+    assert "13 tokens are queued" in finish.error.message
+
+
+def test_after_a_preemption_all_tokens_are_to_be_computed() -> None:
+    engine = DrivenScheduler(num_blocks=6)
+    engine.add(make_request(1, range(8), max_tokens=1))
+    engine.run()
+    engine.add(make_request(2, 8), make_request(3, range(8)))
+    assert engine.scheduler.stats().num_waiting_tokens == 8 + 4
+    while not engine.scheduler.waiting.has_preempted:
+        engine.step()
+    assert engine.scheduler.stats().num_waiting_tokens == engine.scheduler.requests[request_key(3)].num_tokens > 8
+    engine.run()
+
+
 def test_resumed_tokens_are_not_counted_as_generated() -> None:
     engine = DrivenScheduler()
     engine.add(make_request(1, 5, max_tokens=4, output_token_ids=[100, 101]))
@@ -125,6 +163,14 @@ def test_thousand_requests_leave_no_request_behind_without_the_collector() -> No
         assert num_request_objects() == num_before
     finally:
         gc.enable()
+
+
+def test_self_check_sees_a_wrong_sum_of_queued_tokens() -> None:
+    engine = DrivenScheduler()
+    engine.add(make_request(1, 3))
+    assert engine.scheduler.check_integrity() == []
+    engine.scheduler.waiting.num_uncached_tokens += 1
+    assert "not cached" in " ".join(engine.scheduler.check_integrity())
 
 
 def test_self_check_sees_a_lost_request() -> None:

@@ -136,6 +136,30 @@ def test_the_ratio_is_for_whom_no_caller_has_decided(
     assert [span.parent_id for span in received] == [""] * 20 * has_roots + ["cd" * 8]
 
 
+@pytest.mark.parametrize(
+    ("ratio", "sampler", "follows"),
+    [
+        (None, "", True),
+        (0.0, "", True),
+        (None, "parentbased_always_off", True),
+        (None, "always_on", True),
+        (None, "always_off", False),
+        # It has a part of the requests that others keep, and no frontend can know which.
+        (None, "traceidratio", False),
+    ],
+)
+def test_who_keeps_what_callers_keep_is_known(
+    monkeypatch: pytest.MonkeyPatch, ratio: float | None, sampler: str, follows: bool
+) -> None:
+    if sampler:
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.999")
+    providers = make_providers("test", "instance", Settings(otlp_endpoint=NOWHERE, trace_sample_ratio=ratio))
+    assert providers is not None
+    assert providers.follows_callers is follows
+    providers.sampling.shutdown()
+
+
 def test_a_ratio_between_takes_about_that_share(receivers: Receivers) -> None:
     before = len(receivers.grpc.spans)
     send([None] * 1000, otlp_endpoint=receivers.urls["GRPC"], trace_sample_ratio=0.3)

@@ -67,6 +67,10 @@ class BlockPool:
             return None
         return block
 
+    def has(self, block_hash: bytes, group: int = 0) -> bool:
+        """Whether there is a block of this hash."""
+        return (group, block_hash) in self._by_hash
+
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """One more user for each block; a free one leaves the free list."""
         for block in blocks:

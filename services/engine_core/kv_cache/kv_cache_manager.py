@@ -80,6 +80,14 @@ class KVCacheManager:
         length = common_hit_length(self.layout, limit, is_cached)
         return PrefixHit(length * self.block_size, tuple(self._hit_rows(found, length))) if length else NO_HIT
 
+    def num_cached_tokens(self, block_hashes: Sequence[bytes], num_tokens: int) -> int:
+        """Tokens that `get_computed_blocks` would find, told by hashes alone: compares no tokens and counts nothing."""
+        limit = min(len(block_hashes), (num_tokens - 1) // self.block_size)
+        pool = self.pool
+        return self.block_size * common_hit_length(
+            self.layout, limit, lambda group, index: pool.has(block_hashes[index], group)
+        )
+
     def can_allocate(self, num_tokens: int, hit: PrefixHit = NO_HIT, *, num_reserved: int = 0) -> bool:
         """Whether a new request of `num_tokens` fits now, computed step by step, with `num_reserved` blocks left over.
 

@@ -25,7 +25,11 @@ _SLEEP = gauge(
 )
 _DEATHS = counter(f"{PREFIX}deaths_total", "Deaths by cause; the process ends with it.", (*LABELS, "cause"))
 _STARTUP = gauge(f"{PREFIX}startup_seconds", "How long the phases of the start took.", (*LABELS, "phase"))
-_MEMORY = gauge(f"{PREFIX}device_memory_bytes", "Memory of the device that is held; 0 asleep.", (*LABELS, "kind"))
+_MEMORY = gauge(
+    f"{PREFIX}device_memory_bytes",
+    "Memory of the device: weights and KV cache (0 asleep), what steps took besides at their peak, and what is free.",
+    (*LABELS, "kind"),
+)
 _MODEL_LABELS = ("architecture", "dtype", "implementation", "scheduling_policy")
 _LIMIT_LABELS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
 _CONFIG = gauge(
@@ -111,12 +115,19 @@ def _of_core(view: EngineView) -> Iterator[Metric]:
 def _memory(view: EngineView) -> dict[str, float]:
     if view.proc is None:
         return {"weights": 0, "kv_cache": 0}
-    config, asleep = view.proc.core.config, view.proc.utilities.sleep_state.asleep
-    kv_cache_bytes = config.num_blocks * config.block_size * config.model_info.kv_bytes_per_token
-    return {
-        "weights": 0 if WakeTag.WEIGHTS in asleep else config.model_info.weight_bytes,
+    core, asleep = view.proc.core, view.proc.utilities.sleep_state.asleep
+    weight_bytes = core.config.model_info.weight_bytes
+    kv_cache_bytes = core.config.num_blocks * core.config.block_size * core.config.model_info.kv_bytes_per_token
+    found: dict[str, float] = {
+        "weights": 0 if WakeTag.WEIGHTS in asleep else weight_bytes,
         "kv_cache": 0 if WakeTag.KV_CACHE in asleep else kv_cache_bytes,
     }
+    look = view.memory.of(core.executor)
+    if look.free_bytes is not None:
+        found["free"] = look.free_bytes
+    if look.peak_bytes is not None:
+        found["activations"] = max(0, look.peak_bytes - weight_bytes - kv_cache_bytes)
+    return found
 
 
 def _config(config: ResolvedConfig) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from engine_core.core_proc import EngineCoreProc
 from engine_core.lifecycle import EngineLifecycle
 from engine_core.messages import DeathCause
+from engine_core.metrics.recent_memory import RecentMemory
 from engine_core.reason_counter import ReasonCounter
 from engine_core.scheduler.output import SchedulerStats
 from engine_core.sessions import Sessions
@@ -35,6 +36,9 @@ class EngineView:
     # Seconds by phase.
     startup_times: Mapping[str, float] = field(default_factory=dict)
     gpu_memory_utilization: float = 0.0
+    memory: RecentMemory = field(default_factory=RecentMemory)
+    # Requests whose logits have NaN are counted.
+    checks_nan: bool = False
 
     @property
     def labels(self) -> tuple[str, str]:

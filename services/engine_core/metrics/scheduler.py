@@ -24,7 +24,7 @@ _PLAIN: dict[MetricRow, Read] = {
     ): lambda stats: stats.num_waiting,
     gauge(
         f"{PREFIX}queued_prompt_tokens",
-        "Known tokens of the waiting requests, whatever the prefix cache holds of them.",
+        "Known tokens of the waiting requests that the prefix cache did not hold when they came.",
         LABELS,
     ): lambda stats: stats.num_waiting_tokens,
     gauge(
@@ -97,7 +97,14 @@ _OLDEST_WAITING = gauge(
 _FENCED = gauge(
     f"{PREFIX}kv_fenced_blocks", "KV blocks that are free but for a step in flight that may still write them.", LABELS
 )
-ROWS = (*_PLAIN, _WAITING_BY_REASON, _PROMPT_TOKENS_BY_SOURCE, _KV_BLOCKS, _OLDEST_WAITING, _FENCED)
+# With --check-nan only.
+_CORRUPTED = counter(
+    f"{PREFIX}corrupted_requests_total",
+    "Requests for which the model has computed NaN.",
+    LABELS,
+    "vllm:corrupted_requests_total",
+)
+ROWS = (*_PLAIN, _WAITING_BY_REASON, _PROMPT_TOKENS_BY_SOURCE, _KV_BLOCKS, _OLDEST_WAITING, _FENCED, _CORRUPTED)
 
 
 def collect(view: EngineView) -> Iterator[Metric]:
@@ -111,6 +118,8 @@ def collect(view: EngineView) -> Iterator[Metric]:
     yield _OLDEST_WAITING.family([(view.labels, _oldest_waiting_s(view))])
     manager = view.proc.core.scheduler.kv_cache_manager if view.proc else None
     yield _FENCED.family([(view.labels, manager.num_fenced_blocks if manager else 0)])
+    if view.checks_nan:
+        yield _CORRUPTED.family([(view.labels, stats.num_corrupted)])
 
 
 def _waiting(stats: SchedulerStats) -> Mapping[str, float]:

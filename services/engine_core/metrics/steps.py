@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 
 from engine_core.metrics.engine_view import LABELS, PREFIX, EngineView
+from engine_core.step_costs import StepCosts
 from engine_core.step_times import ITERATION_BUCKETS, RATIO_BUCKETS, StepTimes
 from stepwire.histogram import Histogram
 from stepwire.metric_rows import MetricRow, counter, gauge, histogram
@@ -42,7 +43,28 @@ _PROGRESS = gauge(
     f"{PREFIX}last_progress_timestamp_seconds", "Unix time at which the loop last completed something.", LABELS
 )
 _DEPTH = gauge(f"{PREFIX}queue_depth", "Messages waiting.", (*LABELS, "queue"))
-ROWS = (_PHASES, _DURATIONS, _STEPS, *_HISTOGRAMS, _AGE, _PROGRESS, _DEPTH)
+# Of one worker, as the aliases; with --mfu-metrics only.
+COSTS: dict[MetricRow, Callable[[StepCosts], float]] = {
+    counter(
+        f"{PREFIX}estimated_flops_total",
+        "Floating-point operations of the steps for one worker, estimated from their plans.",
+        LABELS,
+        "vllm:estimated_flops_per_gpu_total",
+    ): lambda costs: costs.flops / costs.num_workers,
+    counter(
+        f"{PREFIX}estimated_read_bytes_total",
+        "Bytes of weights and of the KV cache that they read for one worker, estimated.",
+        LABELS,
+        "vllm:estimated_read_bytes_per_gpu_total",
+    ): lambda costs: costs.read_bytes / costs.num_workers,
+    counter(
+        f"{PREFIX}estimated_write_bytes_total",
+        "Bytes of the KV cache that they write for one worker, estimated.",
+        LABELS,
+        "vllm:estimated_write_bytes_per_gpu_total",
+    ): lambda costs: costs.write_bytes / costs.num_workers,
+}
+ROWS = (_PHASES, _DURATIONS, _STEPS, *_HISTOGRAMS, _AGE, _PROGRESS, _DEPTH, *COSTS)
 
 
 def collect(view: EngineView) -> Iterator[Metric]:
@@ -59,6 +81,10 @@ def collect(view: EngineView) -> Iterator[Metric]:
     # The loop knows no wall clock: only a difference is laid on it, now.
     yield _PROGRESS.family([(view.labels, time.time() - progress.silence_s() if progress else 0)])
     yield _DEPTH.family(view.by(_queue_depths(view)))
+    costs = view.proc.core.step_costs if view.proc else None
+    if costs is not None:
+        for cost_row, read_cost in COSTS.items():
+            yield cost_row.family([(view.labels, read_cost(costs))])
 
 
 def _queue_depths(view: EngineView) -> dict[str, float]:

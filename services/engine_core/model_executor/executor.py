@@ -7,7 +7,7 @@ A step is two calls, so that the bitmask of grammars can be made while the forwa
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,35 @@ WEIGHT_DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 class ExecutorFailedError(Exception):
     """The executor can not go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """What a step computes and reads, as far as the sizes of the model tell; of all workers together."""
+
+    # Elements of the matrices that a token of a step goes through, experts that it does not use left out.
+    num_matrix_params: int = 0
+    # Elements of the output matrix, for each token that is sampled.
+    num_head_params: int = 0
+    # Query heads x (size of a key + size of a value), summed over the layers.
+    attention_width: int = 0
+    # Of the weights that a step reads: always, and when it samples.
+    layer_bytes: int = 0
+    head_bytes: int = 0
+
+    @classmethod
+    def joined(cls, parts: Sequence[ModelWork], leader: ModelWork) -> ModelWork:
+        """Of workers that share the layers out; the leader alone computes logits."""
+        return cls(
+            num_matrix_params=sum(part.num_matrix_params for part in parts),
+            num_head_params=leader.num_head_params,
+            attention_width=sum(part.attention_width for part in parts),
+            layer_bytes=sum(part.layer_bytes for part in parts),
+            head_bytes=leader.head_bytes,
+        )
+
+
+NO_WORK = ModelWork()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +83,7 @@ class ModelInfo:
     is_causal: bool = True
     # Features of a hidden state behind the final norm, which is what vectors of prompts are made of.
     hidden_size: int = 0
+    work: ModelWork = NO_WORK
 
 
 class MemoryPart(enum.Enum):
@@ -63,6 +93,15 @@ class MemoryPart(enum.Enum):
     WEIGHTS = enum.auto()
     # Content is lost; the size stays.
     KV_CACHE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What only a look at the device tells, in bytes; None = nobody can tell."""
+
+    free_bytes: int | None = None
+    # Most that was allocated at a time, by weights and KV cache too.
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +165,9 @@ class Executor(Protocol):
 
     def check_health(self) -> list[WorkerHealth]:
         """Ask every worker whether its device still works; one that does not answer within 10 s is unhealthy."""
+
+    def device_memory(self) -> DeviceMemory:
+        """A look at the device, from any thread and beside a step. Never fails: a device that is lost tells nothing."""
 
     def release_memory(self, part: MemoryPart) -> int:
         """Give device memory back, between two steps; returns the bytes. No step may run before it is restored."""

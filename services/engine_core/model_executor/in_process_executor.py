@@ -17,8 +17,15 @@ import torch
 from engine_core.config import EngineSettings
 from engine_core.model_executor.decode_graphs import decode_graphs_for
 from engine_core.model_executor.device_thread import DeviceThread
-from engine_core.model_executor.executor import HEALTH_TIMEOUT_S, MemoryPart, ModelInfo, WeightTensor, WorkerHealth
-from engine_core.model_executor.host_memory import return_freed_memory
+from engine_core.model_executor.executor import (
+    HEALTH_TIMEOUT_S,
+    DeviceMemory,
+    MemoryPart,
+    ModelInfo,
+    WeightTensor,
+    WorkerHealth,
+)
+from engine_core.model_executor.host_memory import available_bytes, return_freed_memory
 from engine_core.model_executor.kernels.choice import choose_kernels
 from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.kv_cache_size import determine_num_blocks
@@ -28,6 +35,7 @@ from engine_core.model_executor.model_runner import ModelRunner
 from engine_core.model_executor.models.backend import ModelBackend
 from engine_core.model_executor.models.choice import choose_backend
 from engine_core.model_executor.models.support import context_limit
+from engine_core.model_executor.models.work import Matrices, work_of
 from engine_core.model_executor.parallel.ranked_runner import make_runner
 from engine_core.model_executor.parallel.worker_group import WorkerGroup
 from engine_core.model_executor.prefill_part import measure_prefill_part
@@ -55,6 +63,7 @@ class InProcessExecutor:
             # Holds for every thread that comes to do math, the device thread too.
             torch.set_num_threads(settings.num_threads)
         loaded = load_model(settings, model_path, progress, group)
+        matrices = Matrices.of(loaded)
         self._device = loaded.device
         self._device_thread = DeviceThread(has_thread=settings.async_scheduling and group is None)
         self._profiler = TorchProfiler()
@@ -62,8 +71,9 @@ class InProcessExecutor:
         backend = choose_backend(settings, loaded, kernels, group)
         self._runner: ModelRunner | None = make_runner(backend, loaded, settings.max_num_seqs, kernels, group)
         self._runner.graphs = decode_graphs_for(settings, loaded, backend, kernels, group)
+        self._runner.checks_nan = settings.check_nan
         return_freed_memory()
-        self._model_info = _describe(loaded, backend, kernels, self._runner)
+        self._model_info = _describe(settings, loaded, backend, kernels, self._runner, matrices)
         if loaded.device.type == "cpu":
             prefill_part = self._measure_prefill_part() if group is None else _PREFILL_PART_OF_WORKERS
             self._model_info = dataclasses.replace(self._model_info, prefill_tokens_beside_decodes=prefill_part)
@@ -132,6 +142,15 @@ class InProcessExecutor:
         except Exception as error:
             return [WorkerHealth(self._rank, is_healthy=False, message=f"{type(error).__name__}: {error}")]
         return [WorkerHealth(self._rank, is_healthy=True)]
+
+    def device_memory(self) -> DeviceMemory:
+        if self._device.type == "cpu":
+            return DeviceMemory(free_bytes=available_bytes())
+        try:
+            free_bytes, _ = torch.cuda.mem_get_info(self._device)
+            return DeviceMemory(free_bytes, torch.cuda.max_memory_allocated(self._device))
+        except RuntimeError:
+            return DeviceMemory()
 
     def release_memory(self, part: MemoryPart) -> int:
         if part is MemoryPart.KV_CACHE:
@@ -219,7 +238,14 @@ class InProcessExecutor:
         return [longest] * num_full + ([rest] if rest else [])
 
 
-def _describe(loaded: LoadedModel, backend: ModelBackend, kernels: Kernels, runner: ModelRunner) -> ModelInfo:
+def _describe(
+    settings: EngineSettings,
+    loaded: LoadedModel,
+    backend: ModelBackend,
+    kernels: Kernels,
+    runner: ModelRunner,
+    matrices: Matrices,
+) -> ModelInfo:
     return ModelInfo(
         architecture=type(loaded.module).__name__,
         dtype=str(loaded.dtype).removeprefix("torch."),
@@ -232,4 +258,11 @@ def _describe(loaded: LoadedModel, backend: ModelBackend, kernels: Kernels, runn
         kv_cache_groups=tuple(group.describe() for group in backend.layer_groups),
         is_causal=backend.is_causal,
         hidden_size=backend.hidden_size,
+        work=work_of(
+            loaded,
+            matrices,
+            backend.layer_specs.values(),
+            tensor_parallel_size=settings.tensor_parallel_size,
+            is_int8=settings.quantization == "int8",
+        ),
     )

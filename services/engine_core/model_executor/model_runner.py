@@ -24,6 +24,7 @@ from engine_core.model_executor.model_weights import ModelWeights
 from engine_core.model_executor.models.backend import ModelBackend
 from engine_core.model_executor.pooling import pool
 from engine_core.model_executor.sampler.logprobs import pack_prompt, pack_sampled, raw_logprobs
+from engine_core.model_executor.sampler.nan_check import keys_with_nan, rows_with_nan
 from engine_core.model_executor.sampler.sampler import sample
 from engine_core.model_executor.sampler.sampling_batch import SAMPLING_DTYPE, SamplingBatch
 from engine_core.model_executor.staging import copies_to, stage
@@ -73,6 +74,8 @@ class ModelRunner:
         self._to_device = copies_to(device)
         # Where decode steps are replayed.
         self.graphs: DecodeGraphs | None = None
+        # Whether the requests whose logits have NaN are named.
+        self.checks_nan = False
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -131,11 +134,14 @@ class ModelRunner:
     def sample_tokens(self, bitmask: GrammarBitmask | None) -> ModelRunnerOutput:
         """Choose the tokens of the forward pass just run, within the bitmask, and append them to the record."""
         pending, requests = self._take_pending(), self._record()
-        inputs = pending.inputs
-        token_ids, logprobs = self._sample(pending.logits, inputs, requests, bitmask)
+        inputs, logits = pending.inputs, pending.logits
+        # Before sampling, which changes the logits; read behind it, so that the device is waited for once.
+        nan_rows = rows_with_nan(logits) if self.checks_nan and logits is not None else None
+        token_ids, logprobs = self._sample(logits, inputs, requests, bitmask)
         requests.finish_step(inputs, token_ids)
         sampled = _by_sequence(inputs, token_ids)
-        return ModelRunnerOutput(inputs.keys, sampled, logprobs, pending.prompt_logprobs, pending.pooled)
+        nan_keys = [] if nan_rows is None else keys_with_nan(inputs, nan_rows)
+        return ModelRunnerOutput(inputs.keys, sampled, logprobs, pending.prompt_logprobs, pending.pooled, nan_keys)
 
     @torch.inference_mode()
     def run_dummy_step(self, query_lens: list[int], block_size: int) -> None:

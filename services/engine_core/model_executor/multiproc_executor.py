@@ -17,15 +17,19 @@ from engine_core.config import EngineSettings
 from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
 from engine_core.model_executor.executor import (
     HEALTH_TIMEOUT_S,
+    DeviceMemory,
     ExecutorFailedError,
     FailureCallback,
     MemoryPart,
     ModelInfo,
+    ModelWork,
     WeightTensor,
     WorkerError,
     WorkerHealth,
 )
+from engine_core.model_executor.host_memory import available_bytes
 from engine_core.model_executor.in_process_executor import InProcessExecutor
+from engine_core.model_executor.loader import choose_device
 from engine_core.model_executor.model_cache import Progress
 from engine_core.model_executor.parallel.place import Place
 from engine_core.model_executor.parallel.worker_messages import WorkerStart
@@ -49,6 +53,7 @@ class MultiprocExecutor:
         self._places = [Place(rank, *sizes) for rank in range(sizes[0] * sizes[1])]
         self._leader = self._places[0].leader
         self._followers = [place.rank for place in self._places if not place.is_leader]
+        self._is_on_cpu = choose_device(settings).type == "cpu"
         self._pool = WorkerPool(failure_callback)
         progress(f"starting {len(self._places)} workers")
         try:
@@ -104,6 +109,10 @@ class MultiprocExecutor:
         wait(futures, HEALTH_TIMEOUT_S)
         return [_health_of(rank, future) for rank, future in enumerate(futures)]
 
+    def device_memory(self) -> DeviceMemory:
+        # GPUs would have to be asked through their workers, which answer between two steps only.
+        return DeviceMemory(free_bytes=available_bytes()) if self._is_on_cpu else DeviceMemory()
+
     def release_memory(self, part: MemoryPart) -> int:
         return sum(self._ask_all(InProcessExecutor.release_memory, part))
 
@@ -149,6 +158,7 @@ class MultiprocExecutor:
             kv_cache_groups=groups if self._settings.pipeline_parallel_size == 1 else (KVCacheGroup(num_layers),),
             kv_bytes_per_token=sum(part.kv_bytes_per_token for part in parts),
             weight_bytes=sum(part.weight_bytes for part in parts),
+            work=ModelWork.joined([part.work for part in parts], parts[self._leader].work),
         )
 
 

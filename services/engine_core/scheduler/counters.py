@@ -26,6 +26,8 @@ class SchedulerCounters:
     # Of these: found in the prefix cache.
     num_cached_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    # Requests for which the model has computed NaN.
+    num_corrupted: int = 0
     # Requests that failed, by reason.
     errors: dict[str, int] = field(default_factory=dict)
     times: RequestTimes = field(default_factory=RequestTimes)
@@ -57,6 +59,14 @@ class SchedulerCounters:
         request.note_event(EventType.FIRST_TOKEN, now, step)
         return self.count_prefill(request)
 
+    def note_corrupted(self, request: Request) -> bool:
+        """The model has computed NaN for it; returns whether that is the first time."""
+        if request.is_corrupted:
+            return False
+        request.is_corrupted = True
+        self.num_corrupted += 1
+        return True
+
     def note_end(self, request: Request, error: RequestError | None) -> None:
         """A request is over, in whatever way."""
         self.times.note_end(request)
@@ -72,7 +82,7 @@ class SchedulerCounters:
             num_running=len(running),
             num_waiting=len(waiting) + len(skipped_waiting),
             num_waiting_deferred=len(skipped_waiting),
-            num_waiting_tokens=waiting.num_tokens + skipped_waiting.num_tokens,
+            num_waiting_tokens=waiting.num_uncached_tokens + skipped_waiting.num_uncached_tokens,
             num_used_blocks=pool.num_used,
             num_cached_blocks=pool.num_cached,
             num_total_blocks=pool.num_total,
@@ -84,6 +94,7 @@ class SchedulerCounters:
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_prompt_tokens=self.num_cached_prompt_tokens,
             num_generation_tokens=self.num_generation_tokens,
+            num_corrupted=self.num_corrupted,
             num_evictions=pool.num_evictions,
             num_collisions=pool.num_collisions,
             oldest_waiting_time=min((time for time in arrivals if time is not None), default=None),

@@ -29,4 +29,6 @@ def broken_invariants(
         found.append("a request is in no queue, or in two")
     if any(queue.num_tokens != sum(request.num_tokens for request in queue) for queue in queues):
         found.append("the number of queued tokens is wrong")
+    if any(queue.num_uncached_tokens != sum(request.num_uncached_tokens for request in queue) for queue in queues):
+        found.append("the number of queued tokens that are not cached is wrong")
     return found

@@ -142,6 +142,8 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[RequestKey, PromptLogprobs] = field(default_factory=dict)
     # Of those that pool and whose prompts are complete: float32, little-endian.
     pooled: dict[RequestKey, bytes] = field(default_factory=dict)
+    # Of those that sampled: whose logits had NaN. Looked for on demand.
+    nan_keys: list[RequestKey] = field(default_factory=list)
 
 
 GRAMMAR_VIOLATION = RequestError("GRAMMAR_VIOLATION", "the model chose a token that the grammar does not allow")
@@ -204,6 +206,7 @@ class SchedulerStats:
     num_waiting: int = 0
     # Of the waiting ones: held back by a grammar.
     num_waiting_deferred: int = 0
+    # Those of them that the prefix cache did not hold when their requests came.
     num_waiting_tokens: int = 0
     num_used_blocks: int = 0
     num_cached_blocks: int = 0
@@ -217,6 +220,8 @@ class SchedulerStats:
     # Of these: found in the prefix cache.
     num_cached_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    # Requests whose logits had NaN at least once; counted on demand.
+    num_corrupted: int = 0
     # Cached blocks handed out again.
     num_evictions: int = 0
     # Hits whose stored tokens differed.

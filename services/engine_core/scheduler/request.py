@@ -175,6 +175,9 @@ class Request:
     last_token_time: float = 0.0
     # Hashes of the full blocks of the known tokens; a prefix is computed by the input thread.
     block_hashes: list[bytes] = field(default_factory=list)
+    # Known tokens that the prefix cache held when it came: what it will be spared, as far as that can be told; 0 again
+    # from a preemption on.
+    num_cached_at_arrival: int = 0
     # Prompt tokens found in the prefix cache; set at the first scheduling.
     num_cached_tokens: int | None = None
     stop_token_id: int | None = None
@@ -182,6 +185,8 @@ class Request:
     num_prompt_logprobs: int = 0
     # Not told to the frontend yet; they travel with the next output.
     events: list[RequestEvent] = field(default_factory=list)
+    # The model has computed NaN for it.
+    is_corrupted: bool = False
     # Of the trace that it is a part of, for logs; empty = of none.
     trace_id: str = ""
     # Output tokens this request came with.
@@ -203,6 +208,11 @@ class Request:
     def num_tokens(self) -> int:
         """Known tokens: prompt and output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        """Known tokens that will have to be computed, as far as its arrival told."""
+        return self.num_tokens - self.num_cached_at_arrival
 
     def was_in(self, step: int) -> bool:
         """Whether a step that computes for this key can have been planned for this request."""
@@ -263,6 +273,7 @@ class Request:
     def note_preempted(self, now: float, step: int) -> None:
         """Nothing of it is computed any more."""
         self.num_lost_tokens, self.num_computed_tokens = self.num_computed_tokens, 0
+        self.num_cached_at_arrival = 0
         self.num_preemptions += 1
         self.note_event(EventType.PREEMPTED, now, step, computed_tokens_lost=self.num_lost_tokens)
 

@@ -26,9 +26,15 @@ class RequestBlocks:
         if self._is_caching and request.num_tokens >= num_hashed + self._manager.block_size:
             self._block_hasher.extend(request.block_hashes, request.num_tokens, request.token_ids, request.cache_salt)
 
+    def enter(self, request: Request) -> None:
+        """It is about to be queued: note what of it is cached now, which may be more or less when its turn comes."""
+        self.extend_hashes(request)
+        if self._may_read(request):
+            request.num_cached_at_arrival = self._manager.num_cached_tokens(request.block_hashes, request.num_tokens)
+
     def computed(self, request: Request) -> PrefixHit:
         """What a request without blocks can start from."""
-        if request.bypass_prefix_cache or request.needs_whole_prompt:
+        if not self._may_read(request):
             return NO_HIT
         return self._manager.get_computed_blocks(request.block_hashes, request.token_ids, request.num_tokens)
 
@@ -59,3 +65,6 @@ class RequestBlocks:
     def free(self, request: Request) -> None:
         """Give all blocks back, as soon as no step in flight uses them any more."""
         self._manager.free(request.key, fence_step=request.last_step)
+
+    def _may_read(self, request: Request) -> bool:
+        return not (request.bypass_prefix_cache or request.needs_whole_prompt)

@@ -16,6 +16,8 @@ class RequestQueue:
         self._requests: dict[RequestKey, Request] = {}
         # Known tokens of all waiting requests: the queue's length in work, kept up to date by every change.
         self.num_tokens = 0
+        # Of these what the prefix cache did not hold when the requests came.
+        self.num_uncached_tokens = 0
         self._never_scheduled = KeyOrder(_by_arrival)
 
     def __len__(self) -> int:
@@ -33,12 +35,14 @@ class RequestQueue:
     def append(self, request: Request) -> None:
         self._requests[request.key] = request
         self.num_tokens += request.num_tokens
+        self.num_uncached_tokens += request.num_uncached_tokens
         if not request.was_scheduled:
             self._never_scheduled.append(request)
 
     def remove(self, request: Request) -> None:
         del self._requests[request.key]
         self.num_tokens -= request.num_tokens
+        self.num_uncached_tokens -= request.num_uncached_tokens
         if not request.was_scheduled:
             self._never_scheduled.remove(request)
 

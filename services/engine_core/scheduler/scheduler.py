@@ -73,7 +73,7 @@ class Scheduler:
         if error is not None:
             request.set_status(RequestStatus.FINISHED_REJECTED)
             return EngineCoreOutput(request.key, finish=Finish(FinishReason.REJECTED, error=error))
-        self._blocks.extend_hashes(request)
+        self._blocks.enter(request)
         request.queued_time = now
         queued = queued_event((self.waiting, self.skipped_waiting), now)
         self.requests[request.key] = request

@@ -62,6 +62,8 @@ class EngineFacts:
     # Length of its vectors of prompts, and how they are made; 0 and empty = it makes none.
     embedding_dimensions: int = 0
     pooling: str = ""
+    # It shows what happens to requests in spans of its own, wherever their trace is kept.
+    is_tracing: bool = False
     # Of its KV cache, the null block included.
     num_blocks: int = 0
 
@@ -112,7 +114,7 @@ class EngineLoad:
     waiting: int = 0
     # Frontends that send it requests, this one included.
     num_frontends: int = 1
-    # Known tokens of the requests that wait.
+    # Known tokens of the requests that wait, without those that were cached when they came.
     waiting_tokens: int = 0
     # Of the waiting ones: held back by a grammar.
     waiting_deferred: int = 0

@@ -23,6 +23,7 @@ from frontend.abort_kind import AbortKind
 from frontend.engine_client.attach_check import check_agreement, check_identity
 from frontend.engine_client.availability import why_unavailable
 from frontend.engine_client.balancer import Balancer, LeastLoaded, PickReason
+from frontend.engine_client.clock_offset import ClockOffset
 from frontend.engine_client.connection import EngineConnection
 from frontend.engine_client.connection_state import ClientIdentity, ConnectionState, EngineRefusedError
 from frontend.engine_client.discovery import Discovery
@@ -95,7 +96,7 @@ class EnginePool:
         ready_timeout_s: float,
         stats: TransportStats | None = None,
     ) -> None:
-        stats = stats or TransportStats()
+        self._stats = stats = stats or TransportStats()
 
         def connect(address: str) -> EngineConnection:
             return EngineConnection(address, identity, tokenizers, self, ready_timeout_s=ready_timeout_s, stats=stats)
@@ -182,6 +183,12 @@ class EnginePool:
         """The engine a live handle runs on."""
         route = self._routes.get(handle)
         return route.connection.facts if route else None
+
+    def clock_of(self, engine: EngineFacts | None) -> ClockOffset | None:
+        """How the clock of this life of an engine stands to ours; None as long as nobody knows."""
+        clock = None if engine is None else self._stats.clocks.get(engine.engine_id)
+        is_its = clock is not None and engine is not None and clock.boot_id == engine.boot_id and clock.is_known
+        return clock if is_its else None
 
     def load_of(self, engine_id: str) -> EngineLoad | None:
         """What this engine has last reported; None when it is not there."""

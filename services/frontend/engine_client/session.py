@@ -14,6 +14,7 @@ from typing import NoReturn, Protocol
 import grpc
 import grpc.aio
 
+from frontend.engine_client.clock_offset import ClockOffset
 from frontend.engine_client.engine_facts import EngineFacts, EngineLoad, EngineState
 from frontend.engine_client.heartbeat import Heartbeat
 from frontend.engine_client.outbox import Outbox
@@ -85,6 +86,7 @@ class EngineSession:
         self._boot_id, self._engine_id = facts.boot_id, facts.engine_id
         self._stats.meter.read("ready", 0.0)
         self._heartbeat = Heartbeat(facts.ping_interval_s, facts.ping_timeout_s)
+        self._clock = self._stats.clocks[facts.engine_id] = ClockOffset(facts.boot_id)
         return facts
 
     async def run(self) -> None:
@@ -154,8 +156,11 @@ class EngineSession:
     def _on_pong(self, pong: pb.Pong) -> None:
         sent = self._heartbeat.on_pong(pong)
         if sent is not None:
-            took_s = time.monotonic() - sent
-            self._stats.ponged(self._engine_id, took_s, through_step_loop=pong.through_step_loop)
+            now = time.monotonic()
+            self._stats.ponged(self._engine_id, now - sent, through_step_loop=pong.through_step_loop)
+            # One through the step loop has waited there, before the engine looked at its clock.
+            if not pong.through_step_loop:
+                self._clock.note(sent, now, pong.engine_monotonic_ns)
 
     async def _receive_outputs(self, batch: pb.EngineCoreOutputs) -> None:
         missing = batch.batch_seq - self._last_batch_seq - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from frontend.engine_client.clock_offset import ClockOffset
 from frontend.engine_client.outbox import Outbox
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.histogram import Histogram
@@ -26,6 +27,8 @@ class TransportStats:
         self.outboxes: list[Outbox] = []
         # (engine id, through)
         self.pings: dict[tuple[str, str], Histogram] = {}
+        # By engine id: of the life that is attached, or was last.
+        self.clocks: dict[str, ClockOffset] = {}
         # (engine id, result)
         self.reconnects: Counter[tuple[str, str]] = Counter()
 

@@ -88,6 +88,7 @@ def to_facts(ready: pb.Ready) -> EngineFacts:
         data_parallel_rank=ready.data_parallel_rank,
         data_parallel_size=max(1, ready.data_parallel_size),
         has_priorities="priority" in ready.features,
+        is_tracing="tracing" in ready.features,
         embedding_dimensions=ready.embedding_dimensions,
         pooling=next((one.removeprefix(_POOLING) for one in ready.features if one.startswith(_POOLING)), ""),
         num_blocks=ready.num_blocks,

@@ -188,7 +188,7 @@ _HEALTH = Row(
         ),
         Panel(
             "Device memory",
-            "Weights and KV cache; 0 while the engine is asleep.",
+            "Weights and KV cache (0 while asleep), what steps took besides at their peak, and what is free.",
             Unit.BYTES,
             (Query(total(f"{_E}device_memory_bytes", "kind"), "{{kind}}"),),
             Kind.STACKED,

@@ -1097,6 +1097,9 @@ class Ready(_message.Message):
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """"priority": the engine serves by EngineCoreRequest.priority and client_class, not first come, first served.
         "model_impl:BACKEND/KERNELS": what computes the model, native/avx512 or transformers/torch for example.
+        "tracing": the engine exports a span of its own for each request whose traceparent is sampled, with what happens to it.
+        Where that is missing, a frontend may show the events that come with the outputs, at times by the offset that Ping
+        and Pong tell.
         """
 
     @_builtins.property
@@ -1532,7 +1535,9 @@ class SchedulerStats(_message.Message):
     waiting_deferred: _builtins.int
     """Held back by a grammar."""
     waiting_tokens: _builtins.int
-    """Known tokens of the waiting requests."""
+    """Known tokens of the waiting requests, less those that the prefix cache held when each request came: what is left to
+    compute for them, as far as their arrival told.
+    """
     kv_blocks_used: _builtins.int
     """Referenced by a request."""
     kv_blocks_cached: _builtins.int
