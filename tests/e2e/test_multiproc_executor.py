@@ -24,7 +24,9 @@ import engine_core.__main__ as engine_main
 import engine_core.model_executor.multiproc_executor as module_under_test
 from core_driver import CoreDriver
 from engine_core.config import EngineSettings
-from engine_core.model_executor.executor import MemoryPart, WorkerError, WorkerHealth
+from engine_core.death import describe_death
+from engine_core.messages import DeathCause
+from engine_core.model_executor.executor import ExecutorFailedError, MemoryPart, WorkerError, WorkerHealth
 from engine_core.model_executor.in_process_executor import InProcessExecutor
 from engine_core.model_executor.multiproc_executor import MultiprocExecutor
 from engine_core.model_executor.parallel.place import Place
@@ -34,6 +36,7 @@ from engine_core.model_executor.startup_error import StartupError
 from engine_core.scheduler.output import NewRequestData, SchedulerOutput
 from engine_core.scheduler.pooling import PoolingParams, PoolingType
 from engine_core.scheduler.request import SamplingParams
+from fakes import failing_worker
 from fakes.tiny_models import save_shardable_model
 from stepwire.errors import InvariantViolation
 
@@ -47,6 +50,12 @@ A = ("s", 1)
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory, embedded_model_dir) -> Path:
     return save_shardable_model(tmp_path_factory.mktemp("multiproc") / "llama", embedded_model_dir)
+
+
+@pytest.fixture
+def importable_fakes(monkeypatch) -> None:
+    """In the workers too."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +225,15 @@ def test_an_exception_in_a_worker_arrives_with_its_class_and_message(running):
     assert "worker" in str(error)
     assert "index out of range" in str(error)
     assert running.has_failed.wait(TIMEOUT_S)
+
+
+def test_a_dummy_batch_that_one_worker_fails_ends_the_engine_with_its_cause(importable_fakes, running, monkeypatch):
+    monkeypatch.setattr(InProcessExecutor, "execute_dummy_batch", failing_worker.fail_in_the_last)
+    with pytest.raises(ExecutorFailedError) as caught:
+        running.executor.execute_dummy_batch(3)
+    dead = describe_death(caught.value, 0)
+    assert (dead.cause, dead.cause_type) == (DeathCause.EXECUTOR_FAILED, "RuntimeError")
+    assert dead.message == f"worker 1: {failing_worker.MESSAGE}"
 
 
 def test_a_worker_that_does_not_answer_is_unhealthy_until_it_does(running, monkeypatch):

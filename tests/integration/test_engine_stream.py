@@ -269,6 +269,12 @@ def test_ready_states_the_rank() -> None:
     assert (ready.data_parallel_rank, ready.data_parallel_size) == (2, 3)
 
 
+def test_ready_states_over_how_many_workers_the_model_is_shared() -> None:
+    with running_engine("--tensor-parallel-size", "2", "--pipeline-parallel-size", "3") as engine:
+        ready = engine.connect().next().ready
+    assert (ready.tensor_parallel_size, ready.pipeline_parallel_size) == (2, 3)
+
+
 def test_a_dump_can_show_the_stacks(engine: RunningEngine) -> None:
     stream = engine.connect()
     stream.send(utility=pb.UtilityCall(call_id=3, dump_state={"include_stacks": True}))  # type: ignore[arg-type]

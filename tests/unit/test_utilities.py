@@ -11,6 +11,7 @@ from engine_core import operations as op
 from engine_core.core import EngineCore
 from engine_core.kv_cache.kv_cache_layout import KVCacheGroup
 from engine_core.messages import UtilityCall, UtilityResult
+from engine_core.model_executor.executor import ExecutorFailedError
 from engine_core.operations import PauseMode
 from engine_core.scheduler.request_error import RequestError
 from engine_core.utility_wire import decode_operation, encode_result
@@ -128,6 +129,18 @@ def test_a_broken_invariant_is_not_an_answer(engine: LoopedEngine, monkeypatch: 
     monkeypatch.setattr(EngineCore, "reset_prefix_cache", fail)
     engine.send(op.ResetPrefixCache())
     with pytest.raises(InvariantViolation):
+        engine.turn()
+
+
+def test_a_dummy_batch_that_leaves_the_workers_apart_ends_the_engine(
+    engine: LoopedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise ExecutorFailedError("worker 1")
+
+    monkeypatch.setattr(engine.executor, "execute_dummy_batch", fail)
+    engine.send(op.ExecuteDummyBatch(3))
+    with pytest.raises(ExecutorFailedError, match="worker 1"):
         engine.turn()
 
 
