@@ -25,7 +25,7 @@ MODEL = ChatModel(TEMPLATE, "hermes", "qwen3", allows_request_template=False)
 SILENT = ChatModel(TEMPLATE, None, None, allows_request_template=True)
 THINKING = ChatModel(ChatTemplate("<think>", {}), "hermes", "deepseek_r1", allows_request_template=False)
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
-OTHER = ChatModel(TEMPLATE, "mistral", None, allows_request_template=False)
+OTHER = ChatModel(TEMPLATE, "qwen3_coder", None, allows_request_template=False)
 REGEX = {"structuredOutput": {"regex": "a"}}
 ASSISTANT = {"role": "ROLE_ASSISTANT", "content": [{"text": "So"}]}
 CALLING = {**ASSISTANT, "toolCalls": [{"name": "f"}]}

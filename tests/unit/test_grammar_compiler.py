@@ -11,9 +11,11 @@ import xgrammar
 
 from engine_core.scheduler.grammar import GRAMMAR_KINDS, GrammarSpec
 from engine_core.structured_output import compile_threads
+from engine_core.structured_output.backends import Backends
 from engine_core.structured_output.grammar_compiler import GrammarCompiler
 from engine_core.structured_output.grammar_state import GrammarState
 from engine_core.structured_output.grammar_text import GrammarError, compile_spec
+from fakes.fake_executor import FAKE_VOCABULARY
 from fakes.grammars import BROKEN, EOS, GOOD, OUTPUTS, allowed_next, make_compiler, spell
 
 TIMEOUT_S = 60
@@ -248,7 +250,7 @@ def test_an_unforeseen_failure_is_the_requests_own() -> None:
 
 
 def test_refused_schemas_name_the_place() -> None:
-    backend = make_compiler()._backend
+    backend = Backends(FAKE_VOCABULARY).backend_for(GrammarSpec("json_object", ""))
     with pytest.raises(GrammarError, match=r"json_schema does not compile: #/items: not is not supported"):
         compile_spec(backend, GrammarSpec("json_schema", '{"type": "array", "items": {"not": {}}}'))
 
@@ -266,8 +268,9 @@ def test_refused_schemas_name_the_place() -> None:
     ],
 )
 def test_errors_of_the_library_are_told_without_what_they_quote(kind: str, text: str, told: str) -> None:
+    spec = GrammarSpec(kind, text)
     with pytest.raises(GrammarError) as caught:
-        compile_spec(make_compiler()._backend, GrammarSpec(kind, text))
+        compile_spec(Backends(FAKE_VOCABULARY).backend_for(spec), spec)
     assert str(caught.value).endswith(told)
     assert "canary" not in str(caught.value)
 

@@ -108,5 +108,5 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(compiler):
         compile_spec(compiler, GrammarSpec("structural_tag", structural_tag("hermes", [tool], is_parallel=True)))
 
 
-def test_only_families_whose_calls_begin_with_a_mark():
-    assert [has_call_shape(name) for name in ("hermes", "llama3_json")] == [True, False]
+def test_only_known_families_have_a_shape():
+    assert [has_call_shape(name) for name in ("hermes", "llama3_json", "mistral", "other")] == [True, True, True, False]

@@ -16,6 +16,7 @@ import xgrammar
 
 from engine_core.scheduler.grammar import GRAMMAR_KINDS, GrammarSpec
 from engine_core.scheduler.request_error import RequestError
+from engine_core.structured_output.backends import Backends
 from engine_core.structured_output.compile_threads import CompileThreads
 from engine_core.structured_output.grammar_cache import GrammarCache
 from engine_core.structured_output.grammar_state import GrammarState
@@ -64,11 +65,7 @@ class GrammarCompiler:
     ) -> None:
         self._vocab_size = len(vocabulary.tokens)
         self._vocabulary_sha256 = vocabulary.sha256
-        info = xgrammar.TokenizerInfo(
-            list(vocabulary.tokens), xgrammar.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=[]
-        )
-        # Its own cache is off: a look-up there would queue behind the compiles of others.
-        self._backend = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._backends = Backends(vocabulary)
         self._compile_one = compile_one
         self._timeout_s = timeout_s
         self._clock = clock
@@ -166,7 +163,7 @@ class GrammarCompiler:
 
     def _try(self, spec: GrammarSpec) -> tuple[xgrammar.CompiledGrammar | None, str]:
         try:
-            return self._compile_one(self._backend, spec), ""
+            return self._compile_one(self._backends.backend_for(spec), spec), ""
         except GrammarError as error:
             return None, str(error)
         # Whatever it is, it is about this grammar, which its text may quote: its requests end, and the thread lives.

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,15 @@ class Vocabulary:
     """`tokens[i]` are the bytes of token i; empty for special tokens and for ids without a token."""
 
     tokens: tuple[bytes, ...]
+    # Ids of the special tokens by what they spell.
+    special_token_ids: Mapping[str, int] = field(default_factory=dict)
+
+    def spelling(self, special_tokens: Collection[str]) -> Vocabulary:
+        """The same, where these special tokens have the text they spell. Raises KeyError for one that is unknown."""
+        tokens = list(self.tokens)
+        for name in special_tokens:
+            tokens[self.special_token_ids[name]] = name.encode()
+        return Vocabulary(tuple(tokens))
 
     @property
     def sha256(self) -> str:
@@ -49,16 +58,19 @@ def read_vocabulary(model_path: Path, vocab_size: int) -> Vocabulary:
             # A tokenizer may know more ids than the model has rows; the model never says those.
             if token_id < vocab_size:
                 tokens[token_id] = to_bytes(token)
+        special: dict[str, int] = {}
         for added in description.get("added_tokens", []):
             if added["id"] < vocab_size:
                 tokens[added["id"]] = b"" if added["special"] else to_bytes(added["content"])
+                if added["special"]:
+                    special[added["content"]] = added["id"]
     except OSError as error:
         raise VocabularyError(f"{path.name} can not be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise VocabularyError(f"{path.name} is not understood: {type(error).__name__}: {error}") from error
     if not any(tokens):
         raise VocabularyError(f"{path.name} has no token with text")
-    return Vocabulary(tuple(tokens))
+    return Vocabulary(tuple(tokens), special)
 
 
 def _ordinary_tokens(description: dict[str, Any]) -> Iterator[tuple[str, int]]:

@@ -1,35 +1,22 @@
 """From the tools in force to a constraint on the text, so that a call cannot break its schema. Pure.
 
 A required call is a JSON array and nothing around it, a named function its arguments alone: no model family has to know
-either form. Calls among free text are written as the family writes them, so only families whose calls begin with a mark
-of their own can have their arguments enforced there.
+either form. Calls among free text are written as the family writes them: `call_families` knows how.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from frontend.chat.call_families import FAMILIES
 from frontend.chat.tools import Tool
-
-
-@dataclass(frozen=True, slots=True)
-class _CallShape:
-    """How a family writes a call: `begin` has a place for the name; text is free until it says `trigger`."""
-
-    trigger: str
-    begin: str
-    end: str
-
-
-_SHAPES = {"hermes": _CallShape("<tool_call>", '<tool_call>\n{{"name": {name}, "arguments": ', "}\n</tool_call>")}
 
 
 def has_call_shape(tool_parser: str) -> bool:
     """Whether arguments can be enforced in calls among free text."""
-    return tool_parser in _SHAPES
+    return tool_parser in FAMILIES
 
 
 def array_schema(tools: Sequence[Tool], *, is_parallel: bool) -> str:
@@ -52,25 +39,15 @@ def arguments_schema(tool: Tool) -> str:
 
 def structural_tag(tool_parser: str, tools: Sequence[Tool], *, is_parallel: bool) -> str:
     """Free text with calls in the family's way; arguments of a tool that is not strict are any JSON object."""
-    shape = _SHAPES[tool_parser]
-    tags = [
+    family = FAMILIES[tool_parser]
+    return _dump(
         {
-            "begin": shape.begin.format(name=json.dumps(tool.name)),
-            "content": {
-                "type": "json_schema",
-                "json_schema": tool.parameters if tool.is_strict else {"type": "object"},
-            },
-            "end": shape.end,
+            "type": "structural_tag",
+            "format": family.calls_among_text(tools, is_parallel),
+            # The engine's addition to the library's language: those that the text may hold.
+            "special_tokens": family.special_tokens,
         }
-        for tool in tools
-    ]
-    triggered = {
-        "type": "triggered_tags",
-        "triggers": [shape.trigger],
-        "tags": tags,
-        "stop_after_first": not is_parallel,
-    }
-    return _dump({"type": "structural_tag", "format": triggered})
+    )
 
 
 def _item(tool: Tool, index: int) -> dict[str, Any]:
