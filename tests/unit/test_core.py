@@ -134,6 +134,19 @@ def test_a_corrupted_request_is_counted_and_told_once(is_async: bool, caplog: py
         caplog.clear()
 
 
+def test_a_request_is_not_corrupted_by_its_predecessor_of_the_same_handle() -> None:
+    for executor in make_executor(is_async=True, check_nan=True):
+        executor.gate.clear()
+        core = make_core(executor)
+        core.add_request(make_request(1, [NAN_TOKEN, 6], max_tokens=5))
+        core.step()
+        core.abort_requests([request_key(1)], "requested")
+        core.add_request(make_request(1, [5, 6], max_tokens=2))
+        executor.gate.set()
+        run(core)
+        assert core.scheduler.stats().num_corrupted == 0
+
+
 def test_a_request_that_has_ended_is_not_counted_as_corrupted() -> None:
     for executor in make_executor(is_async=False, check_nan=True):
         core = make_core(executor)
