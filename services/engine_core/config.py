@@ -38,7 +38,9 @@ class EngineSettings(Settings):
         "auto", description="What computes the model; auto = the native decoder where it can, else transformers."
     )
     cpu_kernels: Literal["auto", "amx", "avx512", "avx2", "portable", "torch"] = Field(
-        "auto", description="Instructions of the kernels on a CPU; auto = the best it has, torch = no compiled ones."
+        "auto",
+        description="Instructions of the kernels on a CPU; auto = the best it has, torch = no compiled ones. "
+        "avx512 includes BF16 and VNNI.",
     )
     attention_backend: Literal["auto", "triton", "flashinfer", "torch"] = Field(
         "auto", description="Kernels on a GPU; auto = triton. flashinfer: pip install flashinfer-python."

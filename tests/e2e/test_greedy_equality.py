@@ -122,6 +122,9 @@ def reference(embedded_model_dir: Path) -> Reference:
 @pytest.fixture(scope="module")
 def driver(embedded_model_dir: Path) -> Iterator[CoreDriver]:
     driver = CoreDriver(embedded_model_dir, num_blocks=400, async_scheduling=True)
+    implementation = driver.core.config.model_info.implementation
+    assert implementation.startswith("native/"), "another backend would be compared"
+    assert not implementation.endswith("/torch"), "the compiled kernels would not be compared"
     yield driver
     driver.core.shutdown()
 

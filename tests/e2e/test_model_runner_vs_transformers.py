@@ -135,7 +135,7 @@ def assert_equals_reference(reference: torch.nn.Module, driver: Driver, key: Req
     num_outputs = len(logits)
     with torch.inference_mode():
         expected = reference(known[None, :-1]).logits[0, -num_outputs:]
-    torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     best = expected.topk(2, dim=-1)
     clear = best.values[:, 0] - best.values[:, 1] > NEAR_TIE
     assert clear.any()
@@ -169,10 +169,13 @@ def reference(directory) -> torch.nn.Module:
     return load_reference(directory)
 
 
-@pytest.fixture(params=["auto", "transformers"])
+@pytest.fixture(
+    params=[("auto", "auto"), ("auto", "portable"), ("auto", "torch"), ("transformers", "auto")], ids="-".join
+)
 def driver(request, directory) -> Driver:
-    driver = Driver(directory, request.param)
-    is_native = request.param == "auto" and directory.name not in NOT_NATIVE
+    model_impl, cpu_kernels = request.param
+    driver = Driver(directory, model_impl, cpu_kernels=cpu_kernels)
+    is_native = model_impl == "auto" and directory.name not in NOT_NATIVE
     assert driver.backend.name == ("native" if is_native else "transformers")
     return driver
 

@@ -91,13 +91,15 @@ def tiny_configs() -> dict[str, PreTrainedConfig]:
 
 
 def save_tiny_model(directory: Path, config: PreTrainedConfig, seed: int = 0) -> Path:
-    """Random weights, large enough that logits differ clearly and soft caps bite."""
+    """Random weights, large enough that logits differ clearly and soft caps bite; no bias is 0, and no norm another."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).to(torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.25)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
     model.save_pretrained(directory)
     return directory
 

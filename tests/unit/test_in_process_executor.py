@@ -68,6 +68,15 @@ def test_math_threads_are_as_many_as_told(model_dir) -> None:
         torch.set_num_threads(num_before)
 
 
+@pytest.mark.parametrize("kernels", ["portable", "torch"])
+def test_the_kernels_are_those_that_the_environment_names(model_dir, monkeypatch, kernels: str) -> None:
+    monkeypatch.setenv("STEPWIRE_CPU_KERNELS", kernels)
+    settings = EngineSettings(model="m", device="cpu", num_blocks=50, async_scheduling=False)
+    executor = InProcessExecutor(settings, model_dir, lambda _: None)
+    assert executor.model_info.implementation == f"native/{kernels}"
+    executor.shutdown()
+
+
 def new(key, sampling, *, prompt=PROMPT, output=(), blocks=range(1, 10), computed=0) -> NewRequestData:
     return NewRequestData(key, list(prompt), list(output), sampling, 0, (), (list(blocks),), computed)
 

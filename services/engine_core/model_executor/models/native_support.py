@@ -13,7 +13,7 @@ import torch
 from engine_core.model_executor.loader import LoadedModel
 from engine_core.model_executor.models.decoder_layer import activation_name, is_known_activation
 
-# Each is tested against transformers (tests/e2e/test_native_decoder_vs_transformers.py).
+# Each is tested against transformers (tests/e2e/test_model_runner_vs_transformers.py).
 _FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "gemma", "gemma2", "gemma3_text"})
 _PROJECTIONS = frozenset(
     {

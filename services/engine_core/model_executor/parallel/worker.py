@@ -8,6 +8,7 @@ a second thread, which reads the pipe, notices the end of the pipe, unless the w
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 import pickle
@@ -52,6 +53,9 @@ def main() -> int:
         # The engine says it to the operator, once for all workers.
         connection.send(Failure(START_CALL, type(error).__name__, str(error)))
         return 1
+    # As in the engine: what exists now lives as long as the process.
+    gc.collect()
+    gc.freeze()
     connection.send(Answer(START_CALL, executor.model_info))
     _serve(executor, connection, inbox, logger)
     executor.shutdown()

@@ -56,8 +56,10 @@ def _nucleus_thresholds(probabilities: torch.Tensor, masses: torch.Tensor) -> to
     width = min(_FIRST_CANDIDATES, probabilities.shape[-1])
     candidates = probabilities.topk(width, dim=-1).values
     thresholds = _threshold(candidates, masses)
+    if width == probabilities.shape[-1]:
+        return thresholds
     wide = torch.nonzero(candidates.sum(dim=-1) < masses)[:, 0]
-    if width < probabilities.shape[-1] and wide.numel():
+    if wide.numel():
         everything = probabilities[wide].sort(dim=-1, descending=True).values
         thresholds[wide] = _threshold(everything, masses[wide])
     return thresholds
