@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine_core.model_executor.attention.core import AttentionOptions
 from fakes.kernel_cases import (
@@ -64,6 +66,27 @@ def test_attention_of_a_mixed_batch(kernels: TritonKernels, dtype: torch.dtype, 
 def test_attention_of_any_heads_and_blocks(kernels: TritonKernels, heads: Heads, block_size: int):
     batch = Batch([(70, 1), (9, 21)], heads, block_size=block_size, seed=heads.head_dim)
     check_paged_attention(kernels, batch, AttentionOptions(scale=heads.head_dim**-0.5, sliding_window=50))
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_attention_of_any_batch(data: st.DataObject):
+    """(past, new) tokens of each sequence, any heads, and whatever a layer may ask of attention."""
+    sequence = st.tuples(st.integers(0, 300), st.sampled_from([1, 1, 2, 5, 17, 40]))
+    num_kv_heads = data.draw(st.integers(1, 3))
+    heads = Heads(
+        num_kv_heads * data.draw(st.integers(1, 4)), num_kv_heads, data.draw(st.sampled_from([8, 24, 64, 80]))
+    )
+    batch = Batch(
+        data.draw(st.lists(sequence, min_size=1, max_size=4)),
+        heads,
+        dtype=data.draw(st.sampled_from(DTYPES)),
+        block_size=data.draw(st.sampled_from([4, 16])),
+        seed=data.draw(st.integers(0, 99)),
+    )
+    window, softcap = data.draw(st.none() | st.integers(1, 90)), data.draw(st.none() | st.just(3.0))
+    options = AttentionOptions(scale=heads.head_dim**-0.5, sliding_window=window, softcap=softcap)
+    check_paged_attention(TritonKernels(NUM_PROCESSORS), batch, options)
 
 
 @pytest.mark.parametrize("seq_len", [255, 256, 257, 513, 1100])
