@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from frontend.chat import parameter_tags
 from frontend.chat.call_formats import (
     Family,
     Format,
@@ -82,4 +83,5 @@ FAMILIES = {
     "hermes": Family(_hermes, _HERMES_MARKS),
     "llama3_json": Family(_llama3_json, (_PYTHON_TAG,)),
     "mistral": Family(_mistral, _MISTRAL_MARKS),
+    "qwen3_coder": Family(parameter_tags.tagged_calls, _HERMES_MARKS, parameter_tags.refusal),
 }
