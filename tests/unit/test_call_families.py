@@ -147,7 +147,7 @@ BAD = {
         coder("other"),
         coder(" weather", ""),
         "<function=weather></function>",
-        "<function=list>?<function=weather></function>",
+        coder("list", "?<function=weather>"),
         "<tool_call><tool_call>\n<function=weather>\n</function>\n</tool_call>",
     ],
 }
