@@ -12,7 +12,7 @@ from google.protobuf import json_format
 
 from frontend.output_parsers.choice import output_parser
 from frontend.output_parsers.interface import ContentDelta, ParserOptions, ToolCallDelta
-from running_stack import SERVING, Frontend, Service, running_stack, wait_until_zero
+from running_stack import SERVING, Frontend, Service, Stack, running_stack, wait_until_zero
 from stepwire.v1 import common_pb2
 from stepwire.v1.chat_service_pb2 import ChatRequest, ChatStreamResponse
 from stepwire.v1.generation_service_pb2 import GenerateRequest
@@ -23,6 +23,14 @@ pytestmark = pytest.mark.slow
 TIMEOUT_S = 120.0
 QUESTION = {"role": "ROLE_USER", "content": [{"text": "What is the capital of France?"}]}
 CITY = {"type": "string", "enum": ["Paris", "London", "Rome"]}
+# A call of `weather` without `celsius`, which its schema requires.
+HERMES_EXAMPLE = 'I will look it up.\n<tool_call>\n{"name": "weather", "arguments": {"city": "CITY"}}\n</tool_call>'
+EXAMPLES = {
+    "llama3_json": '{"name": "weather", "parameters": {"city": "CITY"}}',
+    "mistral": 'I will look it up.[TOOL_CALLS][{"name": "weather", "arguments": {"city": "CITY"}}]',
+    "qwen3_coder": "I will look it up.\n<tool_call>\n<function=weather>\n<parameter=city>\nCITY\n</parameter>\n"
+    "</function>\n</tool_call>",
+}
 TOOLS = [
     {
         "name": "weather",
@@ -47,13 +55,27 @@ TOOLS = [
 
 
 @pytest.fixture(scope="module")
-def stack(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Frontend]]:
+def engine(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Service]]:
     with running_stack(embedded_model_dir, tmp_path_factory.mktemp("cache")) as stack:
-        engine = stack.engine()
-        # The model's template knows no calls, so nothing says in which family's way it might write them.
-        frontend = stack.frontend(engine, flags=("--tool-call-parser", "hermes"))
+        yield stack, stack.engine()
+
+
+@pytest.fixture(scope="module")
+def stack(engine: tuple[Stack, Service]) -> tuple[Service, Frontend]:
+    # The model's template knows no calls, so nothing says in which family's way it might write them.
+    frontend = engine[0].frontend(engine[1], flags=("--tool-call-parser", "hermes"))
+    frontend.wait_for_health(SERVING)
+    return engine[1], frontend
+
+
+@pytest.fixture(scope="module")
+def other_frontends(engine: tuple[Stack, Service]) -> dict[str, Frontend]:
+    """By the parser of calls that each has."""
+    stack, service = engine
+    frontends = {name: stack.frontend(service, flags=("--tool-call-parser", name)) for name in EXAMPLES}
+    for frontend in frontends.values():
         frontend.wait_for_health(SERVING)
-        yield engine, frontend
+    return frontends
 
 
 @pytest.fixture
@@ -168,13 +190,23 @@ def test_a_strict_function_gets_arguments_of_its_schema_against_the_examples(fro
     assert joined(parts) == [(call.name, call.arguments)]
 
 
-def after_examples(tools: list[dict[str, Any]]) -> ChatRequest:
-    """A question after two that were answered with a call."""
+@pytest.mark.parametrize("parser", EXAMPLES)
+def test_a_strict_function_in_the_way_of_another_family(other_frontends: dict[str, Frontend], parser: str) -> None:
+    request = after_examples([{**tool, "strict": True} for tool in TOOLS], EXAMPLES[parser])
+    request.parallel_tool_calls = False
+    answer = other_frontends[parser].chat.Chat(request, timeout=TIMEOUT_S).choices[0]
+    (call,) = answer.message.tool_calls
+    _check_arguments(call.name, call.arguments)
+    assert (call.name, json.loads(call.arguments)["city"]) == ("weather", "Paris")
+    assert answer.reason == common_pb2.FINISH_REASON_TOOL_CALLS
+
+
+def after_examples(tools: list[dict[str, Any]], example: str = HERMES_EXAMPLE) -> ChatRequest:
+    """A question after two that were answered with a call. `example`: an answer, with CITY for its city."""
     messages = [("SYSTEM", "You answer questions about the weather with a call of the function weather.")]
     for city in ("Rome", "London"):
-        call = json.dumps({"name": "weather", "arguments": {"city": city}})
         messages.append(("USER", f"What is the weather in {city}?"))
-        messages.append(("ASSISTANT", f"I will look it up.\n<tool_call>\n{call}\n</tool_call>"))
+        messages.append(("ASSISTANT", example.replace("CITY", city)))
     messages.append(("USER", "What is the weather in Paris?"))
     conversation = [{"role": f"ROLE_{role}", "content": [{"text": text}]} for role, text in messages]
     return chat(messages=conversation, tools=tools, stop={"maxTokens": 90}, output={"tokenIds": True})

@@ -77,6 +77,10 @@ def llama(name: str = "weather", arguments: str = PARIS) -> str:
     return item(name, arguments, "parameters")
 
 
+def coder(name: str = "weather", parameters: str = "<parameter=city>\nParis\n</parameter>\n") -> str:
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
 # What a family may write, and which calls that is.
 GOOD = {
     "hermes": [(f"Well: <tool_call>\n{item()}\n</tool_call>", 1), ("<tool", 0)],
@@ -97,6 +101,12 @@ GOOD = {
         (f"\n\n{llama()}; {llama('list', '{}')}", 2),
         (f"<|python_tag|>{llama()}", 1),
         (f"Let me see.<|python_tag|>{llama()}; {llama()}", 2),
+    ],
+    "qwen3_coder": [
+        ("Text with <tags>, <tool_call> and <function.", 0),
+        (coder(), 1),
+        (f"Let me see.\n{coder()}\n{coder('list', '<parameter=a>[1]</parameter>')}\nDone.", 2),
+        (coder("list", ""), 1),
     ],
 }
 # What the parser takes for a call that breaks the schema, or for one in a shape that was not foreseen.
@@ -130,6 +140,15 @@ BAD = {
         f"Hello.<|eom_id|>{llama(arguments='{}')}",
         f"Hello.<|python_tag|>{llama(arguments='{}')}",
         f"<<|python_tag|>{llama(arguments='{}')}",
+    ],
+    "qwen3_coder": [
+        coder(parameters=""),
+        coder(parameters="<parameter=town>\nParis\n</parameter>\n"),
+        coder("other"),
+        coder(" weather", ""),
+        "<function=weather></function>",
+        coder("list", "?<function=weather>"),
+        "<tool_call><tool_call>\n<function=weather>\n</function>\n</tool_call>",
     ],
 }
 

@@ -26,6 +26,9 @@ SILENT = ChatModel(TEMPLATE, None, None, allows_request_template=True)
 THINKING = ChatModel(ChatTemplate("<think>", {}), "hermes", "deepseek_r1", allows_request_template=False)
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 OTHER = ChatModel(TEMPLATE, "qwen3_coder", None, allows_request_template=False)
+# Strings of a limited length are not enforced between the tags of that parser.
+SHORT = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}}}
+UNENFORCED = {"name": "g", "parameters": SHORT, "strict": True}
 REGEX = {"structuredOutput": {"regex": "a"}}
 ASSISTANT = {"role": "ROLE_ASSISTANT", "content": [{"text": "So"}]}
 CALLING = {**ASSISTANT, "toolCalls": [{"name": "f"}]}
@@ -175,7 +178,7 @@ def test_contradictions_are_named(fields: dict[str, object], field: str):
         (MODEL, {"output": {"echoPrompt": True}}, "output.echo_prompt"),
         (MODEL, {"output": {"promptLogprobs": 1}}, "output.prompt_logprobs"),
         (SILENT, {"tools": [TOOL]}, "tool_choice"),
-        (OTHER, {"tools": [TOOL, {"name": "g", "strict": True}]}, "tools[1].strict"),
+        (OTHER, {"tools": [TOOL, UNENFORCED]}, "tools[1].strict"),
     ],
 )
 def test_what_cannot_be_done_is_unsupported(model: ChatModel, fields: dict[str, object], field: str):

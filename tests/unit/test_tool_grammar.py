@@ -9,8 +9,10 @@ import xgrammar
 
 from engine_core.scheduler.grammar import GrammarSpec
 from engine_core.structured_output.grammar_text import GrammarError, compile_spec
-from frontend.chat.tool_grammar import arguments_schema, array_schema, has_call_shape, structural_tag
+from frontend.chat.call_families import FAMILIES
+from frontend.chat.tool_grammar import arguments_schema, array_schema, structural_tag
 from frontend.chat.tools import Tool
+from frontend.output_parsers.choice import TOOL_PARSERS
 
 NODE = {
     "type": "object",
@@ -108,5 +110,5 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(compiler):
         compile_spec(compiler, GrammarSpec("structural_tag", structural_tag("hermes", [tool], is_parallel=True)))
 
 
-def test_only_known_families_have_a_shape():
-    assert [has_call_shape(name) for name in ("hermes", "llama3_json", "mistral", "other")] == [True, True, True, False]
+def test_every_parser_of_a_family_has_a_shape_to_enforce():
+    assert set(FAMILIES) == set(TOOL_PARSERS)

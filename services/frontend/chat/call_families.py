@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from frontend.chat import parameter_tags
 from frontend.chat.call_formats import (
     Family,
     Format,
@@ -28,6 +29,8 @@ _MISTRAL_MARKS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 # Behind each of them the parser looks for a call.
 _PYTHON_TAG, _TURN_ENDS = "<|python_tag|>", ("<|eom_id|>", "<|eot_id|>")
 _THINK_END = "</think>"
+# What an answer of llama3_json may have in front.
+_SPACES = (" ", "\n", "\n\n")
 # What Python takes for white space, which the parser skips before a call.
 _SPACE = r"\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 
@@ -74,7 +77,9 @@ def _llama3_json(tools: Sequence[Tool], is_parallel: bool) -> Format:
     tagged = sequence(const(_PYTHON_TAG), calls)
     begin = regex(rf"[^{_SPACE}{{<]|<[^<|/]")
     said = sequence(begin, text(_PYTHON_TAG, *_TURN_ENDS, _THINK_END), optional(tagged))
-    answer = sequence(regex("[ \\n]{0,4}"), optional(one_of([calls, tagged, said])))
+    begun = one_of([said, calls, tagged])
+    # Behind a part that may be empty the library would look at each token by itself, while the step loop waits.
+    answer = optional(one_of([begun, *(sequence(const(space), begun) for space in _SPACES)]))
     return sequence(answer, optional(sequence(const(_THINK_END), answer)))
 
 
@@ -82,4 +87,5 @@ FAMILIES = {
     "hermes": Family(_hermes, _HERMES_MARKS),
     "llama3_json": Family(_llama3_json, (_PYTHON_TAG,)),
     "mistral": Family(_mistral, _MISTRAL_MARKS),
+    "qwen3_coder": Family(parameter_tags.tagged_calls, _HERMES_MARKS, parameter_tags.refusal),
 }

@@ -16,12 +16,19 @@ from frontend.chat.tools import Tool
 Format = dict[str, Any]
 
 
+def any_tool(tool: Tool) -> str:
+    """No tool is refused."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """How a family writes calls. `special_tokens`: marks that are special tokens in the tokenizers of some models."""
 
     calls_among_text: Callable[[Sequence[Tool], bool], Format]
     special_tokens: tuple[str, ...]
+    # Why a strict tool cannot be enforced; empty if it can.
+    refusal: Callable[[Tool], str] = any_tool
 
 
 def text(*excludes: str) -> Format:
@@ -62,3 +69,16 @@ def arguments(tool: Tool) -> Format:
 def call_object(tool: Tool, key: str) -> Format:
     """{"name": ..., KEY: {...}}"""
     return sequence(const(f'{{"name": {json.dumps(tool.name)}, "{key}": '), arguments(tool), const("}"))
+
+
+def moved(schema: Any, place: str) -> Any:
+    """The schema at `place` in another one: what pointed to its root points there."""
+    if isinstance(schema, list):
+        return [moved(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {key: moved(value, place) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        result["$ref"] = f"{place}{reference[1:]}"
+    return result

@@ -125,8 +125,8 @@ def _check_support(request: pb.ChatRequest, plan: ToolPlan, model: ChatModel, ch
         checks.add("tool_choice", text, reason=UNSUPPORTED)
         return
     for index, tool in enumerate(plan.tools):
-        if tool.is_strict and not tool_grammar.has_call_shape(model.tool_parser):
-            text = f"not enforced in calls among text of parser {model.tool_parser}; require a call"
+        if tool.is_strict and (problem := tool_grammar.refusal(model.tool_parser, tool)):
+            text = f"{problem} in calls among text of parser {model.tool_parser}; require a call"
             checks.add(f"tools[{index}].strict", text, reason=UNSUPPORTED)
         elif tool.is_strict and request.HasField("structured_output"):
             checks.add("structured_output", f"tools[{index}].strict needs a structure of its own")

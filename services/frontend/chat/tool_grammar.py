@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from frontend.chat.call_families import FAMILIES
+from frontend.chat.call_formats import moved
 from frontend.chat.tools import Tool
 
 
-def has_call_shape(tool_parser: str) -> bool:
-    """Whether arguments can be enforced in calls among free text."""
-    return tool_parser in FAMILIES
+def refusal(tool_parser: str, tool: Tool) -> str:
+    """Why this strict tool cannot be enforced in calls among free text; empty if it can."""
+    return FAMILIES[tool_parser].refusal(tool)
 
 
 def array_schema(tools: Sequence[Tool], *, is_parallel: bool) -> str:
@@ -25,7 +26,7 @@ def array_schema(tools: Sequence[Tool], *, is_parallel: bool) -> str:
         "type": "array",
         "minItems": 1,
         "items": {"anyOf": [_item(tool, index) for index, tool in enumerate(tools)]},
-        "$defs": {_key(index): _moved(tool.parameters, index) for index, tool in enumerate(tools)},
+        "$defs": {_key(index): moved(tool.parameters, f"#/$defs/{_key(index)}") for index, tool in enumerate(tools)},
     }
     if not is_parallel:
         schema["maxItems"] = 1
@@ -61,19 +62,6 @@ def _item(tool: Tool, index: int) -> dict[str, Any]:
 
 def _key(index: int) -> str:
     return f"tool{index}"
-
-
-def _moved(schema: Any, index: int) -> Any:
-    """The schema below $defs: what pointed to its root points there."""
-    if isinstance(schema, list):
-        return [_moved(part, index) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: _moved(value, index) for key, value in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = f"#/$defs/{_key(index)}{reference[1:]}"
-    return moved
 
 
 def _dump(value: object) -> str:

@@ -130,8 +130,10 @@ class Tool(_message.Message):
     name: _builtins.str
     description: _builtins.str
     strict: _builtins.bool
-    """Force the arguments to match the schema. With tool_choice auto only where the model's calls are read by the parser
-    hermes; elsewhere that is UNIMPLEMENTED.
+    """Force the arguments to match the schema. With tool_choice auto that is so with every parser of calls, and what begins
+    a call in the model's own way begins nothing else: hermes; mistral; llama3_json, where an answer that begins with a
+    brace is a call, and nothing follows calls; qwen3_coder, where format, pattern, minLength and maxLength of strings,
+    and anything beside properties and required in the schema itself, are UNIMPLEMENTED.
     """
     parameters_json: _builtins.str
     """The schema as JSON text, whose keys keep their order; instead of `parameters`."""

@@ -480,7 +480,9 @@ class StructuredOutput(_message.Message):
     grammar: _builtins.str
     """EBNF grammar text."""
     structural_tag: _builtins.str
-    """JSON text of a structural-tag description."""
+    """JSON text of a structural-tag description. Beside `format` it may list in `special_tokens`, by their text, the
+    special tokens that the output may hold; it holds no others but the end-of-sequence token.
+    """
     @_builtins.property
     def json_object(self) -> Global___StructuredOutput.JsonObject:
         """Any JSON object."""
