@@ -13,8 +13,8 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from fakes.faulty_engine_process import MARKED_PROMPT
-from free_ports import free_port
-from running_stack import NOT_SERVING, SERVING, Frontend, Service, Stack, running_stack, wait_until_zero
+from kept_engines import Engines
+from running_stack import NOT_SERVING, SERVING, Frontend, Stack, running_stack, wait_until_zero
 from stepwire.v1 import common_pb2
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 
@@ -24,25 +24,6 @@ TIMEOUT_S = 120.0
 DEATH_IS_KNOWN_WITHIN_S = 2.0
 # How long the engine keeps the requests of a frontend that is gone.
 SESSION_GRACE_S = 5.0
-
-
-class Engines:
-    """Gives a test the engine that the test before has left, if it still runs: to start one takes most of a test."""
-
-    def __init__(self, stack: Stack) -> None:
-        self._stack = stack
-        self._last: Service | None = None
-
-    def take(self) -> Service:
-        """One without a request."""
-        if self._last is None or self._last.process.poll() is not None:
-            return self.start(free_port())
-        wait_until_zero(self._last, "stepwire_engine_core_requests_running")
-        return self._last
-
-    def start(self, port: int) -> Service:
-        self._last = self._stack.engine(port=port)
-        return self._last
 
 
 @pytest.fixture(scope="module")
