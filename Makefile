@@ -20,7 +20,8 @@ BENCH ?=
 PYTEST ?= $(BIN)/pytest
 # Test files that run at the same time; much of a test is waiting for processes to start.
 TEST_JOBS ?= 2
-PARALLEL := --numprocesses=$(TEST_JOBS) --dist=loadfile --durations=25
+# In the order of tests/file_order.py.
+PARALLEL := --numprocesses=$(TEST_JOBS) --dist=loadfile --no-loadscope-reorder --durations=25
 # All fuzzers together; FUZZ_ARGS="-k http --fuzz-seed=7" repeats what one of them did.
 FUZZ_SECONDS ?= 1200
 FUZZ_ARGS ?=

@@ -19,7 +19,7 @@ set_default_variable("TRITON_INTERPRET", "1")
 # A shell starts background jobs with SIGINT ignored, and so would be every process that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["exported_spans", "fuzzing", "skips"]
+pytest_plugins = ["exported_spans", "file_order", "fuzzing", "skips"]
 
 # Needs a cluster: `make test-cluster` names it.
 collect_ignore = ["cluster"]

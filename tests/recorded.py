@@ -52,4 +52,6 @@ class Recorded:
         return found[0][1]
 
     def _scraped_after(self, since: float) -> set[str]:
-        return {labels["instance"] for labels, scraped in self._server.vector("timestamp(up == 1)") if scraped > since}
+        # Of a comparison, `timestamp` would be the time of the question.
+        found = self._server.vector("timestamp(up) and up == 1")
+        return {labels["instance"] for labels, scraped in found if scraped > since}

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from fakes.faulty_engine_process import MARKED_PROMPT
-from free_ports import free_port
+from kept_engines import Engines
 from running_stack import NOT_SERVING, SERVING, Frontend, Stack, running_stack, wait_until_zero
 from stepwire.v1 import common_pb2
 from stepwire.v1.generation_service_pb2 import GenerateRequest
@@ -24,6 +24,12 @@ TIMEOUT_S = 120.0
 DEATH_IS_KNOWN_WITHIN_S = 2.0
 # How long the engine keeps the requests of a frontend that is gone.
 SESSION_GRACE_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def engines(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    with running_stack(embedded_model_dir, tmp_path_factory.mktemp("engines")) as stack:
+        yield Engines(stack)
 
 
 @pytest.fixture
@@ -57,9 +63,10 @@ def failure_of(call: grpc.Call) -> tuple[grpc.StatusCode, error_details_pb2.Erro
     return caught.value.code(), info
 
 
-def test_a_killed_engine_fails_every_stream_at_once_and_the_frontend_comes_back_with_it(stack: Stack) -> None:
-    port = free_port()
-    engine = stack.engine(port=port)
+def test_a_killed_engine_fails_every_stream_at_once_and_the_frontend_comes_back_with_it(
+    stack: Stack, engines: Engines
+) -> None:
+    engine = engines.take()
     frontend = stack.frontend(engine)
     frontend.wait_for_health(SERVING)
     calls = [started(frontend) for _ in range(4)]
@@ -73,7 +80,7 @@ def test_a_killed_engine_fails_every_stream_at_once_and_the_frontend_comes_back_
     frontend.wait_for_health(NOT_SERVING)
     code, info = failure_of(frontend.generation.GenerateStream(long_request(), timeout=TIMEOUT_S))
     assert (code, info.metadata["tokens_emitted"]) == (grpc.StatusCode.UNAVAILABLE, "0")
-    stack.engine(port=port)
+    engines.start(engine.port)
     frontend.wait_for_health(SERVING)
     answer = frontend.generation.Generate(long_request(4), timeout=TIMEOUT_S)
     assert answer.usage.completion_tokens == 4
@@ -97,8 +104,8 @@ def test_an_exception_in_the_executor_reaches_every_caller_with_its_cause(stack:
 
 
 @pytest.mark.regression(1)
-def test_a_killed_frontend_leaves_no_block_behind_and_the_next_one_is_served(stack: Stack) -> None:
-    engine = stack.engine()
+def test_a_killed_frontend_leaves_no_block_behind_and_the_next_one_is_served(stack: Stack, engines: Engines) -> None:
+    engine = engines.take()
     first = stack.frontend(engine)
     first.wait_for_health(SERVING)
     # Kept: a call that nobody holds is cancelled, and the engine would hear of that.
@@ -111,8 +118,19 @@ def test_a_killed_frontend_leaves_no_block_behind_and_the_next_one_is_served(sta
     assert second.generation.Generate(long_request(4), timeout=TIMEOUT_S).usage.completion_tokens == 4
 
 
-def test_sigterm_of_the_engine_completes_what_runs_and_refuses_the_rest(stack: Stack) -> None:
-    engine = stack.engine()
+def test_sigterm_of_the_frontend_completes_what_runs(stack: Stack, engines: Engines) -> None:
+    engine = engines.take()
+    frontend = stack.frontend(engine)
+    frontend.wait_for_health(SERVING)
+    call = started(frontend, max_tokens=40)
+    frontend.signal(signal.SIGTERM)
+    assert list(call)[-1].finished.usage.completion_tokens == 40  # type: ignore[call-overload]
+    assert frontend.wait() == 0
+    assert engine.metric("stepwire_engine_core_requests_running") == 0
+
+
+def test_sigterm_of_the_engine_completes_what_runs_and_refuses_the_rest(stack: Stack, engines: Engines) -> None:
+    engine = engines.take()
     frontend = stack.frontend(engine)
     frontend.wait_for_health(SERVING)
     call = started(frontend, max_tokens=40)
@@ -122,17 +140,6 @@ def test_sigterm_of_the_engine_completes_what_runs_and_refuses_the_rest(stack: S
     assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
     assert list(call)[-1].finished.usage.completion_tokens == 40  # type: ignore[call-overload]
     assert engine.wait() == 0
-
-
-def test_sigterm_of_the_frontend_completes_what_runs(stack: Stack) -> None:
-    engine = stack.engine()
-    frontend = stack.frontend(engine)
-    frontend.wait_for_health(SERVING)
-    call = started(frontend, max_tokens=40)
-    frontend.signal(signal.SIGTERM)
-    assert list(call)[-1].finished.usage.completion_tokens == 40  # type: ignore[call-overload]
-    assert frontend.wait() == 0
-    assert engine.metric("stepwire_engine_core_requests_running") == 0
 
 
 def test_an_engine_without_drain_time_says_so_to_its_callers(stack: Stack) -> None:

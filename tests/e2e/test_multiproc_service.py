@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from fakes.tiny_models import save_shardable_model
-from free_ports import free_port
+from kept_engines import Engines
 from running_stack import SERVING, Frontend, Service, Stack, running_stack
 from stepwire.v1 import common_pb2
 from stepwire.v1.generation_service_pb2 import GenerateRequest
@@ -26,9 +26,19 @@ DEATH_IS_KNOWN_WITHIN_S = 5.0
 FLAGS = ("--tensor-parallel-size", "2", "--max-model-len", "4096", "--kv-cache-memory", "64MiB")
 
 
+@pytest.fixture(scope="module")
+def model_dir(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_shardable_model(tmp_path_factory.mktemp("shardable") / "model", embedded_model_dir)
+
+
+@pytest.fixture(scope="module")
+def engines(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    with running_stack(model_dir, tmp_path_factory.mktemp("engines")) as stack:
+        yield Engines(stack, *FLAGS)
+
+
 @pytest.fixture
-def stack(embedded_model_dir: Path, tmp_path: Path) -> Iterator[Stack]:
-    model_dir = save_shardable_model(tmp_path / "model", embedded_model_dir)
+def stack(model_dir: Path, tmp_path: Path) -> Iterator[Stack]:
     with running_stack(model_dir, tmp_path / "cache") as stack:
         yield stack
 
@@ -66,9 +76,8 @@ def assert_all_end(workers: list[psutil.Process]) -> None:
 
 
 @pytest.mark.regression(25)
-def test_a_killed_worker_is_told_to_every_client_and_a_restart_serves(stack: Stack) -> None:
-    port = free_port()
-    engine = stack.engine(*FLAGS, port=port)
+def test_a_killed_worker_is_told_to_every_client_and_a_restart_serves(stack: Stack, engines: Engines) -> None:
+    engine = engines.take()
     frontend = stack.frontend(engine)
     frontend.wait_for_health(SERVING)
     workers = workers_of(engine)
@@ -86,13 +95,13 @@ def test_a_killed_worker_is_told_to_every_client_and_a_restart_serves(stack: Sta
     assert time.monotonic() - killed < DEATH_IS_KNOWN_WITHIN_S
     assert engine.wait() == 1
     assert_all_end(workers)
-    stack.engine(*FLAGS, port=port)
+    engines.start(engine.port)
     frontend.wait_for_health(SERVING)
     assert frontend.generation.Generate(request(4), timeout=TIMEOUT_S).usage.completion_tokens == 4
 
 
-def test_a_killed_engine_takes_its_workers_along(stack: Stack) -> None:
-    engine = stack.engine(*FLAGS)
+def test_a_killed_engine_takes_its_workers_along(stack: Stack, engines: Engines) -> None:
+    engine = engines.take()
     frontend = stack.frontend(engine)
     frontend.wait_for_health(SERVING)
     workers = workers_of(engine)
@@ -116,8 +125,8 @@ def test_a_step_that_hangs_in_a_worker_ends_the_engine_and_all_workers(stack: St
     assert engine.wait() == 1
 
 
-def test_sigterm_of_all_processes_completes_what_runs(stack: Stack) -> None:
-    engine = stack.engine(*FLAGS)
+def test_sigterm_of_all_processes_completes_what_runs(stack: Stack, engines: Engines) -> None:
+    engine = engines.take()
     frontend = stack.frontend(engine)
     frontend.wait_for_health(SERVING)
     workers = workers_of(engine)

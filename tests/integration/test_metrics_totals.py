@@ -6,8 +6,7 @@ The processes themselves say it, and so does a real Prometheus that scrapes them
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import frontend.metrics
 from free_ports import free_port
 from metered_load import TIMEOUT_S, MeteredLoad, make_request
 from recorded import Recorded
-from running_prometheus import HOW, running_prometheus
+from running_prometheus import HOW, running_prometheus, wait_until
 from running_stack import SERVING, Frontend, Service, Stack, running_stack
 from scraped import OPENMETRICS, Scrape, Scrapes, Totals
 from skips import require_program
@@ -100,7 +99,10 @@ class Fleet:
     def _wait_until_whole(self) -> None:
         for one in self.frontends:
             one.wait_for_health(SERVING)
-            wait_until(lambda one=one: Scrape(one.metrics_port).total("stepwire_frontend_engine_up") == 2)
+            port = one.metrics_port
+            wait_until(
+                lambda port=port: Scrape(port).total("stepwire_frontend_engine_up") == 2, "all are attached", TIMEOUT_S
+            )
         self.recorded.watch(self.frontends, self.engines.values())
 
 
@@ -173,7 +175,8 @@ def check_full(fleet: Fleet, num_waiting: int) -> None:
         return Scrapes(engine.metrics_port for engine in fleet.engines.values())
 
     # Those that time out are gone by then.
-    wait_until(lambda: scrape().total("vllm:num_requests_waiting") == num_waiting)
+    are_left = f"{num_waiting} requests wait"
+    wait_until(lambda: scrape().total("vllm:num_requests_waiting") == num_waiting, are_left, TIMEOUT_S)
     before, after = scrape(), scrape()
     for earlier, later in zip(before.all, after.all, strict=True):
         later.check_against(engine_core.metrics.ROWS)
@@ -258,13 +261,7 @@ def wait_idle(fleet: Fleet) -> None:
         (fleet.frontends, FRONTEND_GAUGES, "stepwire_frontend", frontend.metrics.ROWS),
     ):
         for service in services:
-            for name in gauges:
-                wait_until(lambda s=service, n=f"{prefix}_{name}": Scrape(s.metrics_port).total(n) == 0)
+            names = [f"{prefix}_{name}" for name in gauges]
+            wait_until(lambda s=service, n=names: not any(map(Scrape(s.metrics_port).total, n)), "no work", TIMEOUT_S)
             for accept in ("text/plain", OPENMETRICS):
                 Scrape(service.metrics_port, accept).check_against(rows)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline

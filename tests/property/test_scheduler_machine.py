@@ -64,36 +64,55 @@ class Flight:
     used: dict[RequestKey, set[int]]
 
 
+# Made once: to make a strategy takes longer than to draw from it.
+_MOSTLY = st.sampled_from([True, True, True, False])
+_EITHER = st.booleans()
+_NUM_SEQS = st.sampled_from([1, 2, 3, 4, 4])
+_BLOCK_SIZES = st.sampled_from([1, 2, 3, 4])
+_DATA_TOKENS = st.integers(16, 40)
+_WINDOWS = st.sampled_from([(None,)] * 4) | st.lists(st.none() | st.integers(1, 8), min_size=1, max_size=3)
+_SPARE_TOKENS = st.integers(0, 10)
+_THRESHOLDS = st.integers(0, 4)
+_WATERMARKS = st.sampled_from([0.0, 0.0, 0.3])
+_QUEUED_REQUESTS = st.sampled_from([3, 50, 50, 50])
+_QUEUED_TOKENS = st.sampled_from([40, 999, 999, 999])
+_PREFILL_TOKENS = st.sampled_from([0, 1, 2, 3, 5])
+_PARTIAL_PREFILLS = st.sampled_from([0, 1, 2])
+_POLICIES = st.sampled_from(["fair", "fcfs", "priority"])
+_CLASS_WEIGHTS = st.sampled_from([{}, {"gold": 3}, {"gold": 2, "*": 5}])
+_BEST_PRIORITIES = st.sampled_from([{}, {"free": 1}])
+
+
 @st.composite
 def limits(draw: st.DrawFn) -> dict[str, object]:
     """Arguments of make_scheduler: mostly too small for comfort."""
-    max_num_seqs = draw(st.sampled_from([1, 2, 3, 4, 4]))
-    block_size = draw(st.sampled_from([1, 2, 3, 4]))
+    max_num_seqs = draw(_NUM_SEQS)
+    block_size = draw(_BLOCK_SIZES)
     # From one long request to a few: preemption is the rule, refusal the exception.
-    num_data_blocks = draw(st.integers(16, 40)) // block_size
-    is_chunked = draw(st.sampled_from([True, True, True, False]))
+    num_data_blocks = draw(_DATA_TOKENS) // block_size
+    is_chunked = draw(_MOSTLY)
     smallest_budget = max_num_seqs if is_chunked else MAX_MODEL_LEN
-    windows = draw(st.sampled_from([(None,)] * 4) | st.lists(st.none() | st.integers(1, 8), min_size=1, max_size=3))
+    windows = draw(_WINDOWS)
     return {
         "num_blocks": len(windows) * num_data_blocks + 1,
         "block_size": block_size,
-        "enable_caching": draw(st.sampled_from([True, True, True, False])),
-        "verify_hits": draw(st.booleans()),
+        "enable_caching": draw(_MOSTLY),
+        "verify_hits": draw(_EITHER),
         "windows": windows,
         "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": draw(st.integers(smallest_budget, smallest_budget + 10)),
+        "max_num_batched_tokens": smallest_budget + draw(_SPARE_TOKENS),
         "enable_chunked_prefill": is_chunked,
-        "long_prefill_token_threshold": draw(st.integers(0, 4)) if is_chunked else 0,
-        "reserve_full_prompt": draw(st.sampled_from([True, True, True, False])),
-        "watermark": draw(st.sampled_from([0.0, 0.0, 0.3])),
+        "long_prefill_token_threshold": draw(_THRESHOLDS) if is_chunked else 0,
+        "reserve_full_prompt": draw(_MOSTLY),
+        "watermark": draw(_WATERMARKS),
         "max_model_len": MAX_MODEL_LEN,
-        "max_queued_requests": draw(st.sampled_from([3, 50, 50, 50])),
-        "max_queued_tokens": draw(st.sampled_from([40, 999, 999, 999])),
-        "prefill_tokens_beside_decodes": draw(st.sampled_from([0, 1, 2, 3, 5])),
-        "max_num_partial_prefills": draw(st.sampled_from([0, 1, 2])) if is_chunked else 0,
-        "scheduling_policy": draw(st.sampled_from(["fair", "fcfs", "priority"])),
-        "class_weights": draw(st.sampled_from([{}, {"gold": 3}, {"gold": 2, "*": 5}])),
-        "best_priorities": draw(st.sampled_from([{}, {"free": 1}])),
+        "max_queued_requests": draw(_QUEUED_REQUESTS),
+        "max_queued_tokens": draw(_QUEUED_TOKENS),
+        "prefill_tokens_beside_decodes": draw(_PREFILL_TOKENS),
+        "max_num_partial_prefills": draw(_PARTIAL_PREFILLS) if is_chunked else 0,
+        "scheduling_policy": draw(_POLICIES),
+        "class_weights": draw(_CLASS_WEIGHTS),
+        "best_priorities": draw(_BEST_PRIORITIES),
     }
 
 
@@ -116,43 +135,63 @@ class Ask:
     age: int
 
 
+_FAMILIES = st.integers(0, 1)
+_SHARED_LENGTHS = st.integers(0, 12)
+_TAILS = [st.lists(st.integers(0, 2), min_size=min_size, max_size=4) for min_size in (0, 1)]
+_MAX_TOKENS = st.sampled_from([1, 3, 9, MAX_MODEL_LEN])
+# Of those that were asked for.
+_MIN_SHARES = st.sampled_from([0.0, 0.5, 1.0])
+_STOP_TOKEN_IDS = st.sampled_from([frozenset(), frozenset({1})])
+_DEADLINES = st.sampled_from([(None, None)] * 6 + [(1, None), (9, None), (None, 2), (None, 4), (6, 6)])
+_SEEDS = st.integers(0, 3)
+_CACHE_SALTS = st.sampled_from(["", "", "", "tenant"])
+_RARELY = st.sampled_from([False, False, False, True])
+_SOMETIMES = st.sampled_from([False, False, True])
+_POOLINGS = st.sampled_from([None] * 6 + list(PoolingType))
+_LOGPROBS = st.sampled_from([NO_LOGPROBS, NO_LOGPROBS, LogprobsParams(1, 0), LogprobsParams(None, 1)])
+_PRIORITIES = st.sampled_from([0, 0, 0, 1, -1])
+_CLIENT_CLASSES = st.sampled_from(["", "gold", "free"])
+_AGES = st.sampled_from([0, 0, 0, 2])
+
+
 @st.composite
 def prompts(draw: st.DrawFn) -> list[int]:
     """Prompts of two families with long common beginnings, and short random tails."""
-    family = draw(st.integers(0, 1))
-    shared = [100 * family + index for index in range(draw(st.integers(0, 12)))]
-    return shared + draw(st.lists(st.integers(0, 2), min_size=0 if shared else 1, max_size=4))
+    family = draw(_FAMILIES)
+    shared = [100 * family + index for index in range(draw(_SHARED_LENGTHS))]
+    return shared + draw(_TAILS[not shared])
+
+
+_PROMPTS = prompts()
 
 
 @st.composite
 def asks(draw: st.DrawFn) -> Ask:
     """Within the wire's contract: prompt and max_tokens fit max_model_len, min_tokens is at most max_tokens."""
-    prompt = draw(prompts())
-    max_tokens = min(draw(st.sampled_from([1, 3, 9, MAX_MODEL_LEN])), MAX_MODEL_LEN - len(prompt))
+    prompt = draw(_PROMPTS)
+    max_tokens = min(draw(_MAX_TOKENS), MAX_MODEL_LEN - len(prompt))
     stop = StopConditions(
         max_tokens=max_tokens,
-        min_tokens=draw(st.sampled_from([0, max_tokens // 2, max_tokens])),
+        min_tokens=int(max_tokens * draw(_MIN_SHARES)),
         eos_token_ids=frozenset({0}),
-        stop_token_ids=draw(st.sampled_from([frozenset(), frozenset({1})])),
-        ignore_eos=draw(st.booleans()),
+        stop_token_ids=draw(_STOP_TOKEN_IDS),
+        ignore_eos=draw(_EITHER),
     )
-    deadline_in, queue_deadline_in = draw(
-        st.sampled_from([(None, None)] * 6 + [(1, None), (9, None), (None, 2), (None, 4), (6, 6)])
-    )
+    deadline_in, queue_deadline_in = draw(_DEADLINES)
     return Ask(
         prompt=prompt,
-        seed=draw(st.integers(0, 3)),
+        seed=draw(_SEEDS),
         stop=stop,
-        cache_salt=draw(st.sampled_from(["", "", "", "tenant"])),
-        bypass_prefix_cache=draw(st.sampled_from([False, False, False, True])),
-        is_resume=draw(st.sampled_from([False, False, True])),
-        pooling=draw(st.sampled_from([None] * 6 + list(PoolingType))),
-        logprobs=draw(st.sampled_from([NO_LOGPROBS, NO_LOGPROBS, LogprobsParams(1, 0), LogprobsParams(None, 1)])),
+        cache_salt=draw(_CACHE_SALTS),
+        bypass_prefix_cache=draw(_RARELY),
+        is_resume=draw(_SOMETIMES),
+        pooling=draw(_POOLINGS),
+        logprobs=draw(_LOGPROBS),
         deadline_in=deadline_in,
         queue_deadline_in=queue_deadline_in,
-        priority=draw(st.sampled_from([0, 0, 0, 1, -1])),
-        client_class=draw(st.sampled_from(["", "gold", "free"])),
-        age=draw(st.sampled_from([0, 0, 0, 2])),
+        priority=draw(_PRIORITIES),
+        client_class=draw(_CLIENT_CLASSES),
+        age=draw(_AGES),
     )
 
 
