@@ -94,7 +94,7 @@ class EngineSettings(Settings):
         -1,
         ge=-1,
         description="Tokens of prompts in a step that also decodes, more beside many decodes and for many prompts; "
-        "0 = no limit, -1 = on a CPU as many as make a step of 8 decodes 1.75 times as long (measured), else none.",
+        "0 = no limit, -1 = on a CPU as many as make a step of 8 decodes 1.6 times as long (measured), else none.",
     )
     max_num_partial_prefills: int = Field(
         0, ge=0, description="Prompts that may be computed in chunks at the same time; 0 = no limit."

@@ -218,11 +218,13 @@ class InProcessExecutor:
         if not self._model_info.is_causal or self._settings.prefill_tokens_beside_decodes >= 0:
             return 0
         block_size = self._settings.block_size
-        return measure_prefill_part(
+        part = measure_prefill_part(
             lambda query_lens: self._device_thread.run(self._running().run_dummy_step, query_lens, block_size),
             self._model_info.max_position_embeddings,
             time.monotonic,
         )
+        self._progress(f"prompts beside decodes in parts of {part} tokens")
+        return part
 
     def _run_largest_step(self, block_size: int) -> None:
         num_tokens = self._settings.max_num_batched_tokens

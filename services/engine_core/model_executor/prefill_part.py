@@ -11,7 +11,7 @@ from collections.abc import Callable
 NUM_DECODES = 8
 # A step with the part takes at most this many times as long as one without: some of the 2.5 that is promised for the
 # slowest of a hundred tokens goes to attention over what the prompt has computed already.
-MAX_RATIO = 1.75
+MAX_RATIO = 1.6
 PARTS = (16, 24, 32, 48, 64, 96, 128)
 # The shortest of them counts: whatever else runs on the machine only makes a step longer.
 _NUM_ROUNDS = 3
