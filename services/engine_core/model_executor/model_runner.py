@@ -16,6 +16,7 @@ from engine_core.model_executor.attention.metadata import AttentionMetadata
 from engine_core.model_executor.attention.paged_attention import PagedAttention
 from engine_core.model_executor.decode_graphs import DecodeGraphs
 from engine_core.model_executor.host_to_device import on_device
+from engine_core.model_executor.huge_pages import use_huge_pages
 from engine_core.model_executor.input_batch import InputBatch
 from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.kv_cache_groups import tensor_specs
@@ -204,6 +205,7 @@ class ModelRunner:
         tensors = [
             LayerKVCache(spec, num_blocks, block_size, self._dtype, self._device) for spec in self._tensor_specs()
         ]
+        use_huge_pages(part for tensor in tensors for part in (tensor.keys, tensor.values))
         return {
             layer_idx: tensor
             for group in self._backend.layer_groups

@@ -17,6 +17,7 @@ from engine_core.model_executor.attention.core import AttentionOptions
 from engine_core.model_executor.attention.kv_cache import LayerKVCache
 from engine_core.model_executor.attention.metadata import AttentionMetadata
 from engine_core.model_executor.attention.paged_attention import PagedAttention
+from engine_core.model_executor.huge_pages import use_huge_pages
 from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.loader import LoadedModel
 from engine_core.model_executor.model_weights import ModelWeights
@@ -95,6 +96,8 @@ class NativeDecoder:
         self._lm_head: FusedLinear | None = FusedLinear(
             [head], is_shared=head.weight is decoder.embed_tokens.weight, options=self._linear_options
         )
+        linears = [self._lm_head, *(linear for layer in layers for linear in layer.linears)]
+        use_huge_pages(linear.panels.panels for linear in linears if linear.panels is not None)
 
     def unpack(self) -> None:
         """Give the weights back to the module; nothing runs before the next `pack`."""
