@@ -201,6 +201,21 @@ def test_the_parts_grow_with_the_number_of_prompts_for_each_decode() -> None:
     assert engine.scheduled[1:] == [{1: 1, 2: 1, 3: 10, 4: 5}, {1: 1, 2: 1, 3: 1, 4: 5}]
 
 
+@pytest.mark.parametrize(
+    ("num_decodes", "num_prompts", "is_burst"), [(4, 8, True), (15, 8, True), (16, 8, False), (4, 7, False)]
+)
+def test_a_burst_of_prompts_takes_the_whole_step(num_decodes: int, num_prompts: int, is_burst: bool) -> None:
+    engine = DrivenScheduler(
+        max_num_batched_tokens=128, num_blocks=200, max_num_seqs=64, prefill_tokens_beside_decodes=5
+    )
+    engine.add(*(make_request(number, 2, max_tokens=9) for number in range(num_decodes)))
+    engine.step()
+    engine.add(*(make_request(100 + number, 10) for number in range(num_prompts)))
+    engine.step()
+    whole = num_prompts * 10
+    assert (sum(engine.scheduled[1].values()) == num_decodes + whole) is is_burst
+
+
 def test_beside_more_decodes_than_the_part_has_tokens_it_has_as_many_as_they() -> None:
     engine = DrivenScheduler(max_num_batched_tokens=64, num_blocks=100, max_num_seqs=8, prefill_tokens_beside_decodes=2)
     engine.add(*(make_request(number, 2, max_tokens=9) for number in range(1, 6)))

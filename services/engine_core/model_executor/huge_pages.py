@@ -19,7 +19,7 @@ _PAGE = 2 << 20
 # Of linux/mman.h, since Linux 6.1: at once, also what is written already. Python has no name for it yet.
 _MADV_COLLAPSE = 25
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
@@ -30,20 +30,19 @@ def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
     if sys.platform != "linux":
         return
     madvise = ctypes.CDLL(None, use_errno=True).madvise
-    for begin, end in _pages_under(tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.nbytes):
-        for advice in (mmap.MADV_HUGEPAGE, _MADV_COLLAPSE):
-            if madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice) != 0:
-                # Some page of the range could not be had, or the kernel has none: those that could be are there.
-                _log.debug("madvise %d of %d bytes: %s", advice, end - begin, os.strerror(ctypes.get_errno()))
+    pages = _pages_under(tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.nbytes)
+    for advice in (mmap.MADV_HUGEPAGE, _MADV_COLLAPSE):
+        # One by one: the kernel stops at the first it can not have, such as one that something else lies in too.
+        refused = [page for page in pages if madvise(ctypes.c_void_p(page), ctypes.c_size_t(_PAGE), advice) != 0]
+        if refused:
+            why = os.strerror(ctypes.get_errno())
+            logger.debug("madvise %d not given for %d of %d huge pages: %s", advice, len(refused), len(pages), why)
 
 
-def _pages_under(tensors: Iterable[torch.Tensor]) -> Iterable[tuple[int, int]]:
-    """Begin and end of each run of huge pages that hold something of a tensor."""
-    runs: list[list[int]] = []
-    for begin, num_bytes in sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors):
-        first, end = begin // _PAGE * _PAGE, -(-(begin + num_bytes) // _PAGE) * _PAGE
-        if runs and first <= runs[-1][1]:
-            runs[-1][1] = max(runs[-1][1], end)
-        else:
-            runs.append([first, end])
-    return [(begin, end) for begin, end in runs]
+def _pages_under(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Addresses of the huge pages that hold something of a tensor."""
+    pages: set[int] = set()
+    for tensor in tensors:
+        begin = tensor.data_ptr()
+        pages.update(range(begin // _PAGE * _PAGE, begin + tensor.nbytes, _PAGE))
+    return sorted(pages)

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from engine_core.scheduler.client_classes import ClientClasses
 from engine_core.scheduler.scheduling_policy import SchedulingPolicy
 
+# So many prompts, and more than half as many as the decodes beside them.
+_BURST = 8
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -44,14 +47,17 @@ class SchedulerConfig:
         """Prompts share a step with decodes in small parts alone, so that no token waits for a whole prompt.
 
         Beside more decodes than that the part has as many tokens as they: the step's time about doubles at most. Where
-        prompts are many beside the decodes, whose tokens are then few, the parts grow with their number: else the first
-        tokens of a burst would be those that wait.
+        prompts are many beside the decodes, whose tokens are then few, the parts grow with their number, and a burst
+        takes the whole step: else its first tokens would be those that wait, and its requests would end one after the
+        other, the last ones in small batches.
         """
         limit = self.prefill_tokens_beside_decodes
         if num_decodes == 0 or limit == 0 or not self.enable_chunked_prefill:
             return self.max_num_batched_tokens
         # Those that may run: the others can not be begun.
         num_prompts = min(num_requests, self.max_num_seqs) - num_decodes
+        if num_prompts >= _BURST and 2 * num_prompts > num_decodes:
+            return self.max_num_batched_tokens
         return min(max(limit, num_decodes) * max(1, num_prompts // num_decodes), self.max_num_batched_tokens)
 
     def allows_partial_prefill(self, num_partial_prefills: int) -> bool:
