@@ -10,10 +10,8 @@ import socket
 # between two starts of a service that must keep its address.
 _FIRST, _END = 10_240, 32_768
 # Each process of a run in parallel has ports of its own: one that was handed out is nobody's until a service listens.
-_WORKER, _NUM_WORKERS = (
-    int(os.environ.get(f"PYTEST_XDIST_WORKER{name}", default).removeprefix("gw"))
-    for name, default in (("", "gw0"), ("_COUNT", "1"))
-)
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _SHARE = (_END - _FIRST) // _NUM_WORKERS
 _OWN = range(_FIRST + _WORKER * _SHARE, _FIRST + (_WORKER + 1) * _SHARE)
 _CANDIDATES = random.SystemRandom().sample(_OWN, k=min(4096, _SHARE))
