@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from fakes.fake_executor import SLOW_TOKEN
 from free_ports import free_port
 from running_frontend import Failure, unpack
-from running_stack import SERVING, Frontend, Service, Stack, running_stack, wait_for_metric
+from running_stack import SERVING, Frontend, Service, Stack, running_stack
 from stepwire.v1 import common_pb2, generation_service_pb2_grpc
 from stepwire.v1.generation_service_pb2 import GenerateRequest
 
@@ -129,6 +130,12 @@ def stack(tokenizer_dir: Path, tmp_path: Path) -> Iterator[Stack]:
         yield stack
 
 
+def wait_for_metric(service: Service, name: str, value: float) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while service.metric(name) != value:
+        assert time.monotonic() < deadline, f"{name} is {service.metric(name)}"
+
+
 def assert_even(num_by_engine: collections.Counter[str]) -> None:
     even = num_by_engine.total() / len(ENGINES)
     assert all(0.8 * even <= num_by_engine[name] <= 1.2 * even for name in ENGINES), num_by_engine
@@ -139,7 +146,7 @@ async def test_engines_come_and_go_under_load(stack: Stack, tokenizer_dir: Path)
     frontends = [stack.frontend(*fleet.engines.values(), flags=("--tokenizer", str(tokenizer_dir))) for _ in range(2)]
     for frontend in frontends:
         frontend.wait_for_health(SERVING)
-        wait_for_metric(frontend, "stepwire_frontend_engine_up", len(ENGINES), TIMEOUT_S)
+        wait_for_metric(frontend, "stepwire_frontend_engine_up", len(ENGINES))
     load = Load(frontends)
 
     # All at once, and then as they come.
@@ -170,6 +177,6 @@ async def test_engines_come_and_go_under_load(stack: Stack, tokenizer_dir: Path)
     await load.stop()
     assert len(load.failures) == num_lost < NUM_CALLERS
     for frontend in frontends:
-        wait_for_metric(frontend, "stepwire_frontend_live_handles", 0, TIMEOUT_S)
+        wait_for_metric(frontend, "stepwire_frontend_live_handles", 0)
     for engine in fleet.engines.values():
-        wait_for_metric(engine, "stepwire_engine_core_requests_running", 0, TIMEOUT_S)
+        wait_for_metric(engine, "stepwire_engine_core_requests_running", 0)
