@@ -12,7 +12,7 @@ from free_ports import free_port
 from fuzzed_stack import ENGINE_FLAGS, IDLE_METRICS, write_model
 from running_engine import RunningEngine, running_engine
 from running_frontend import request
-from running_stack import SERVING, Frontend
+from running_stack import SERVING, Frontend, wait_until_zero
 
 # A refusal is a line of INFO at most; what strangers send must not look like a failure of ours.
 _FAULT = re.compile(r" (ERROR|CRITICAL) |Traceback")
@@ -38,7 +38,7 @@ class FuzzedProcesses:
         else:
             raise AssertionError("the engine does not become idle")
         assert urllib.request.urlopen(f"{self.http_url}/health", timeout=20).status == 200
-        assert self.frontend.metric("stepwire_frontend_live_handles") == 0
+        wait_until_zero(self.frontend, "stepwire_frontend_live_handles")
         for log in (self.engine.log, self.frontend.log):
             assert [line for line in log if _FAULT.search(line)] == [], "".join(log[-60:])
         assert self.engine.process.poll() is None

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,6 +65,16 @@ class RunningEngine:
         values = re.findall(rf"^stepwire_engine_core_{pattern} (\S+)$", text, re.MULTILINE)
         assert values, f"no series {pattern}"
         return sum(map(float, values))
+
+    def wait_for_metric(self, pattern: str, value: float) -> None:
+        """Return when it has this value: the engine publishes after its step, and not after each.
+
+        Raises AssertionError with the last value after TIMEOUT_S seconds.
+        """
+        give_up, pause = time.monotonic() + TIMEOUT_S, threading.Event()
+        while (found := self.metric(pattern)) != value:
+            assert time.monotonic() < give_up, f"{pattern} is still {found} and not {value} after {TIMEOUT_S:g} s"
+            pause.wait(0.01)
 
     def connect(self, session_id: str = "session", **hello: object) -> EngineStream:
         stream = EngineStream(self.stub)

@@ -67,11 +67,18 @@ class RunningFrontend:
         return value
 
     async def wait_for_metric(self, number: float, name: str, **labels: str) -> None:
-        """Return when it has this value: a call is counted when its handler returns, and the client may know before."""
-        async with asyncio.timeout(WAIT_S):
-            read = self.process.metrics.registry.get_sample_value
-            while read(f"stepwire_frontend_{name}", labels) != number:  # noqa: ASYNC110  # a counter tells nobody
-                await asyncio.sleep(0)
+        """Return when it has this value: a call is counted when its handler returns, and the client may know before.
+
+        Raises AssertionError with the last value after WAIT_S seconds.
+        """
+        read = self.process.metrics.registry.get_sample_value
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while read(f"stepwire_frontend_{name}", labels) != number:  # noqa: ASYNC110  # a counter tells nobody
+                    await asyncio.sleep(0)
+        except TimeoutError:
+            found = read(f"stepwire_frontend_{name}", labels)
+            raise AssertionError(f"{name} {labels} is still {found} and not {number}") from None
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return when the condition holds; looked at whenever engines come, go or change."""

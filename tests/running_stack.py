@@ -188,13 +188,17 @@ def running_stack(model_dir: Path, cache_dir: Path) -> Iterator[Stack]:
         yield Stack(model_dir, cache_dir, exit_stack)
 
 
-def wait_until_zero(service: Service, name: str, within_s: float = 10.0) -> None:
-    """Looks at the sum of a series until it is 0: the engine publishes after its step.
+def wait_for_metric(service: Service, name: str, value: float, within_s: float = 10.0) -> None:
+    """Looks at the sum of a series until it has this value: the engine publishes after its step.
 
-    Raises AssertionError with the last value after `within_s` seconds. A request that nobody has ended must be long
-    enough to run for more than that.
+    Raises AssertionError with the last value after `within_s` seconds.
     """
     give_up, pause = time.monotonic() + within_s, threading.Event()
-    while (value := service.metric(name)) != 0:
-        assert time.monotonic() < give_up, f"{name} is still {value} after {within_s} s"
+    while (found := service.metric(name)) != value:
+        assert time.monotonic() < give_up, f"{name} is still {found} and not {value} after {within_s} s"
         pause.wait(0.05)
+
+
+def wait_until_zero(service: Service, name: str, within_s: float = 10.0) -> None:
+    """The same for 0. A request that nobody has ended must be long enough to run for more than `within_s` seconds."""
+    wait_for_metric(service, name, 0, within_s)

@@ -142,6 +142,7 @@ async def world_of(directory: Path, **settings: Any) -> AsyncIterator[World]:
     weights.mkdir()
     write_model_dir(model_dir, byte_level_backend(), config={"eos_token_id": 0})
     flags = ("--num-blocks", "64", "--max-model-len", "-1", "--trusted-dirs", str(weights))
+    flags += ("--fake-slow-step-s", "0.01")
     async with AsyncExitStack() as stack:
         one = stack.enter_context(running_engine("--engine-id", FIRST, *flags, "--profile-dir", str(profiles)))
         two = stack.enter_context(running_engine("--engine-id", SECOND, *flags))

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 from fakes.tiny_models import load_reference
 from free_ports import free_port
-from running_stack import SERVING, Frontend, Service, running_stack
+from running_stack import SERVING, Frontend, Service, running_stack, wait_until_zero
 from smg_gateway import gateway_program, running_gateway
 from stepwire.v1 import common_pb2
 from stepwire.v1.embedding_service_pb2 import EmbedRequest
@@ -100,7 +100,7 @@ def test_vectors_are_transformers_also_beside_answers_that_stream(
     assert response.usage.prompt_tokens > 300
     # All tokens of a mean are computed, whatever the prefix cache has.
     assert response.usage.cached_prompt_tokens == 0
-    assert running.engine.metric("stepwire_engine_core_kv_cache_usage_ratio") == 0
+    wait_until_zero(running.engine, "stepwire_engine_core_kv_cache_usage_ratio")
 
 
 def test_openais_client_gets_them(running: Running, expected: dict[str, np.ndarray]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,8 +94,9 @@ def test_reset_prefix_cache_makes_the_next_prompt_compute_everything(frontend, a
         usage = frontend.generation.Generate(request(2), timeout=TIMEOUT_S).usage
     assert usage.cached_prompt_tokens > 0
     # The frontend answers a moment before the engine has freed the last block.
-    while not only(admin.ResetPrefixCache(pb.ResetPrefixCacheRequest())).reset:
-        pass
+    give_up = time.monotonic() + TIMEOUT_S
+    while not (answer := only(admin.ResetPrefixCache(pb.ResetPrefixCacheRequest()))).reset:
+        assert time.monotonic() < give_up, answer
     assert frontend.generation.Generate(request(2), timeout=TIMEOUT_S).usage.cached_prompt_tokens == 0
 
 

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import psutil
 import pytest
 
 from free_ports import free_port
+from launcher.options import METRICS_PORT_STEP
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +30,9 @@ STEPWIRE = Path(sys.executable).parent / "stepwire"
 def launcher_flags(embedded_model_dir: Path, tmp_path: Path) -> list[str]:
     """Ports of its own and the model of the tests, so that a developer's `make run` may stay up."""
     flags = ["--log-dir", str(tmp_path / "logs"), "--model", str(embedded_model_dir)]
-    for name in ("engine", "frontend", "engine-metrics", "frontend-metrics"):
-        flags += [f"--{name}-port", str(free_port())]
+    for name in ("engine", "frontend", "frontend-http", "frontend-admin", "engine-metrics", "frontend-metrics"):
+        # A second engine has its ports above those of the first.
+        flags += [f"--{name}-port", str(free_port(1, METRICS_PORT_STEP))]
     return flags
 
 
@@ -83,9 +87,20 @@ def serving_engine(launcher_pid: int, first_metrics_port: int) -> psutil.Process
         for process in psutil.Process(launcher_pid).children()
         if "engine_core" in process.cmdline()
     }
-    assert sorted(engines) == [first_metrics_port, first_metrics_port + 10]
-    (serving,) = [process for port, process in engines.items() if num_running(port)]
-    return serving
+    assert sorted(engines) == [first_metrics_port, first_metrics_port + METRICS_PORT_STEP]
+    return engines[serving_port(list(engines))]
+
+
+def serving_port(metrics_ports: list[int]) -> int:
+    """The one behind which a request runs: an engine publishes after its step, when the first token is on its way."""
+    give_up, pause = time.monotonic() + 10, threading.Event()
+    while True:
+        running = {port: num_running(port) for port in metrics_ports}
+        serving = [port for port, number in running.items() if number]
+        if len(serving) == 1:
+            return serving[0]
+        assert time.monotonic() < give_up, f"requests by metrics port: {running}"
+        pause.wait(0.01)
 
 
 def num_running(metrics_port: int) -> float:

@@ -20,12 +20,14 @@ class FakeKvFeed(pb_grpc.KvEventsServiceServicer):
         # None = the end.
         self.responses: asyncio.Queue[pb.SubscribeKvEventsResponse | StepwireError | None] = asyncio.Queue()
         self.starts: list[int] = []
+        self.has_begun = asyncio.Event()
         self.is_over = asyncio.Event()
 
     async def SubscribeKvEvents(self, request: pb.SubscribeKvEventsRequest, context: grpc.aio.ServicerContext) -> None:
         if not self.is_on:
             await abort_with(context, StepwireError("start it with --enable-kv-events", reason="UNSUPPORTED_FEATURE"))
         self.starts.append(request.start_sequence)
+        self.has_begun.set()
         await context.send_initial_metadata(())
         try:
             while (response := await self.responses.get()) is not None:

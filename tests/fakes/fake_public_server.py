@@ -213,8 +213,10 @@ class FakePublicServer(
         self._note_class(context)
         with self._lock:
             self.requests.append(request)
+        # Told before: whoever hears of the call may change what the next one gets.
+        error = self.error
         self.was_called.set()
-        self._fail_if_told(context)
+        self._fail(context, error)
         context.send_initial_metadata(self.headers)
         context.set_trailing_metadata(self.trailers)
         prompt = request.text or " ".join(map(str, request.token_ids.ids))
@@ -228,11 +230,14 @@ class FakePublicServer(
             ]
 
     def _fail_if_told(self, context) -> None:
-        if self.error is not None and self.status_over_error is not None:
-            context.set_trailing_metadata(trailers(self.error))
+        self._fail(context, self.error)
+
+    def _fail(self, context, error: StepwireError | None) -> None:
+        if error is not None and self.status_over_error is not None:
+            context.set_trailing_metadata(trailers(error))
             context.abort(*self.status_over_error)
-        if self.error is not None:
-            abort_sync(context, self.error)
+        if error is not None:
+            abort_sync(context, error)
 
     def _until_gone(self, context) -> threading.Event:
         """Set when the call is over; registered before the first answer, after which a cancel may come any time."""

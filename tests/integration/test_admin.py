@@ -82,7 +82,7 @@ class Admin:
 @pytest.fixture
 async def admin(tokenizer_dir: Path, tmp_path: Path) -> AsyncIterator[Admin]:
     flags = ("--num-blocks", "64", "--max-model-len", "-1", "--profile-dir", str(tmp_path / "profiles"))
-    flags += ("--trusted-dirs", str(tmp_path / "weights"))
+    flags += ("--trusted-dirs", str(tmp_path / "weights"), "--fake-slow-step-s", "0.01")
     with running_engine("--engine-id", FIRST, *flags) as one, running_engine("--engine-id", SECOND, *flags) as two:
         endpoints = [f"127.0.0.1:{engine.port}" for engine in (one, two)]
         async with running_frontend(*endpoints, cache_dir=tmp_path / "cache", tokenizer=str(tokenizer_dir)) as frontend:
@@ -262,7 +262,7 @@ async def test_profiles_lie_in_the_directory_of_each_engine(admin: Admin, tmp_pa
 
 
 async def test_drain_refuses_new_requests_and_lets_the_running_one_finish(admin: Admin) -> None:
-    stream = admin.frontend.stream(slow_request(100))
+    stream = admin.frontend.stream(slow_request(200))
     await stream.next()
     assert not (await admin.stub.GetDrainStatus(pb.GetDrainStatusRequest())).draining
     begun = await admin.stub.Drain(pb.DrainRequest(timeout_ms=30_000, reason="test"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import grpc
@@ -110,10 +111,11 @@ def test_behind_one_name_only_those_who_serve_are_asked(server):
     with fake_public_server.running() as other:
         target = f"ipv4:{server.target},{other.target}"
         with Client(target, is_balanced=True) as client:
-            for _ in range(20):
+            # There is a connection to one of them first, and all calls go there until then.
+            give_up = time.monotonic() + 60
+            while not (server.requests and other.requests):
+                assert time.monotonic() < give_up, (len(server.requests), len(other.requests))
                 client.generate(REQUEST, timeout_s=60)
-            assert server.requests
-            assert other.requests
             server.set_serving(False)
             # The channel hears of it by a Watch of its own.
             in_a_row = 0

@@ -106,8 +106,9 @@ async def test_nothing_is_relayed_unless_the_operator_wants_it(engine: FakeEngin
 async def test_headers_come_before_there_is_anything_to_tell(gateway, engine: FakeEngine):
     engine.kv_feed.is_on = True
     call = subscribe(gateway, 77)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await call.initial_metadata()
+        await engine.kv_feed.has_begun.wait()
     assert engine.kv_feed.starts == [77]
     call.cancel()
     # The engine gets its thread back.

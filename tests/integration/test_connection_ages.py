@@ -71,7 +71,8 @@ async def test_what_still_runs_at_the_end_of_the_grace_of_an_old_connection_ends
     engine: FakeEngine, tmp_path
 ):
     async with shortened(engine, tmp_path, max_connection_age=SHORT_MS, max_connection_age_grace=SHORT_MS) as running:
-        await running.wait_for_health(SERVING)
+        # A Watch would be cut as well.
+        await running.wait_until(lambda: running.process.frontend.is_serving)
         engine.may_step.clear()
         async with connection(running) as channel:
             async with asyncio.timeout(10):

@@ -31,7 +31,7 @@ def start_slow_request(engine: RunningEngine, max_tokens: int) -> EngineStream:
 @pytest.mark.regression(25)
 def test_sigterm_drains_running_answers_and_refuses_new_ones() -> None:
     with running_engine() as engine:
-        stream = start_slow_request(engine, 200)
+        stream = start_slow_request(engine, 500)
         engine.terminate()
         notice = stream.until(lambda frame: frame.HasField("shutdown")).shutdown
         assert notice.requests_in_flight == 1
@@ -42,7 +42,7 @@ def test_sigterm_drains_running_answers_and_refuses_new_ones() -> None:
         assert stream.finishes[2].error.reason == "DRAINING"
         assert stream.rest() is grpc.StatusCode.OK
         assert stream.finishes[1].reason == pb.ENGINE_FINISH_REASON_LENGTH
-        assert len(stream.tokens[1]) == 200
+        assert len(stream.tokens[1]) == 500
         assert engine.wait() == 0
         assert "ENGINE_CORE_DEAD" not in "".join(engine.log)
 
@@ -101,7 +101,7 @@ def test_an_orphan_ends_when_its_owner_is_the_session() -> None:
 
 @pytest.mark.regression(25)
 def test_a_hung_step_is_seen_and_then_ends_the_engine() -> None:
-    with running_engine("--stall-warn-s", "0.3", "--step-timeout-s", "2") as engine:
+    with running_engine("--stall-warn-s", "0.3", "--step-timeout-s", "5") as engine:
         watch = health_pb2_grpc.HealthStub(engine.channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         while next(watch).status != health_pb2.HealthCheckResponse.SERVING:
             pass
@@ -236,7 +236,7 @@ def test_metrics_and_probes_are_served() -> None:
         stream = engine.connect()
         stream.add(engine_request(1, [10] * 20, 5))
         stream.until_finished(1)
-        stream.dump_state()
+        engine.wait_for_metric(r"generation_tokens_total\{.*\}", 5)
         base = f"http://127.0.0.1:{engine.metrics_port}"
         text = get(f"{base}/metrics")
         labels = (

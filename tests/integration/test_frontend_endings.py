@@ -127,7 +127,7 @@ async def run_with_deadline(frontend: RunningFrontend, deadline_in_s: float) -> 
 
 async def test_deadline_has_its_reason_and_the_facts(frontend: RunningFrontend, engine: FakeEngine):
     engine.may_step.clear()
-    error = await run_with_deadline(frontend, 0.2)
+    error = await run_with_deadline(frontend, 1.0)
     assert error.reason == "DEADLINE"
     assert error.metadata == {"request_id": "r1", "tokens_emitted": "0", "engine_id": "fake-0"}
     assert await aborts_with(engine, engine_core_pb2.ABORT_REASON_DEADLINE) == [engine.adds[0].handle]
@@ -135,7 +135,7 @@ async def test_deadline_has_its_reason_and_the_facts(frontend: RunningFrontend, 
 
 async def test_deadline_holds_although_the_engine_is_stuck(frontend: RunningFrontend, engine: FakeEngine):
     engine.may_admit.clear()
-    assert (await run_with_deadline(frontend, 0.2)).reason == "DEADLINE"
+    assert (await run_with_deadline(frontend, 1.0)).reason == "DEADLINE"
     assert frontend.maps == (0, 0)
     engine.may_admit.set()
     assert await aborts_with(engine, engine_core_pb2.ABORT_REASON_DEADLINE) == [engine.adds[0].handle]

@@ -272,8 +272,8 @@ async def test_requests_are_counted_by_route(http: httpx2.AsyncClient, frontend:
     await http.post("/v1/completions", json=PROMPT)
     await http.get("/secret/path")
     counted = {"method": "POST", "status": "200", "handler": "/v1/completions"}
-    assert frontend.metric("http_requests_total", **counted) == 1
-    assert frontend.metric("http_requests_total", method="GET", status="404", handler="unknown") == 1
+    await frontend.wait_for_metric(1, "http_requests_total", **counted)
+    await frontend.wait_for_metric(1, "http_requests_total", method="GET", status="404", handler="unknown")
 
 
 async def test_a_drain_refuses_new_requests_and_finishes_the_others(

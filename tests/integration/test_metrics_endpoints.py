@@ -27,6 +27,7 @@ def test_an_engine_serves_what_is_declared_and_a_picker_finds_what_it_reads() ->
         stream.add(engine_request(1, [5, 6, 7], max_tokens=5))
         stream.until_finished(1)
         stream.dump_state()
+        engine.wait_for_metric(r"generation_tokens_total\{.*\}", 5)
         for accept in ("text/plain", OPENMETRICS):
             scrape = Scrape(engine.metrics_port, accept)
             scrape.check_against(ENGINE_ROWS)

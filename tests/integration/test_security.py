@@ -225,7 +225,7 @@ async def test_frontend_and_engine_know_each_other_by_certificates(tokenizer_dir
     with running_engine(*flags) as engine:
         health = health_pb2_grpc.HealthStub(engine.channel)
         with pytest.raises(grpc.RpcError) as caught:
-            health.Check(health_pb2.HealthCheckRequest(), timeout=5)
+            health.Check(health_pb2.HealthCheckRequest(), timeout=30)
         assert caught.value.code() is Code.UNAVAILABLE
         settings = {"cache_dir": tmp_path / "cache", "tokenizer": str(tokenizer_dir), **tls}
         async with running_frontend(f"127.0.0.1:{engine.port}", **settings) as running:

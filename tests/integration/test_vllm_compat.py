@@ -114,7 +114,7 @@ async def test_abort_ends_the_request_and_its_open_stream(gateway, frontend: Run
     (last,) = await reading
     assert last.complete.finish_reason == "abort"
     assert await call.code() is Code.OK
-    assert engine.num_live == 0
+    await engine.wait_until(lambda: engine.num_live == 0)
     await frontend.wait_idle()
 
 
