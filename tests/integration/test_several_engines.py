@@ -136,9 +136,9 @@ def wait_for_metric(service: Service, name: str, value: float) -> None:
         assert time.monotonic() < deadline, f"{name} is {service.metric(name)}"
 
 
-def assert_even(num_by_engine: collections.Counter[str]) -> None:
+def assert_even(num_by_engine: collections.Counter[str], within: float) -> None:
     even = num_by_engine.total() / len(ENGINES)
-    assert all(0.8 * even <= num_by_engine[name] <= 1.2 * even for name in ENGINES), num_by_engine
+    assert all(abs(num_by_engine[name] - even) <= within * even for name in ENGINES), num_by_engine
 
 
 async def test_engines_come_and_go_under_load(stack: Stack, tokenizer_dir: Path) -> None:
@@ -151,8 +151,10 @@ async def test_engines_come_and_go_under_load(stack: Stack, tokenizer_dir: Path)
 
     # All at once, and then as they come.
     await load.wait_until(lambda: len(load.running) == NUM_CALLERS)
-    assert_even(load.num_running)
-    assert_even(collections.Counter(answer.engine_id for answer in await load.wait_for_answers(2 * NUM_CALLERS)))
+    # What the other frontend asks for at that moment a frontend learns with the engines' next report.
+    assert_even(load.num_running, within=0.35)
+    answers = await load.wait_for_answers(2 * NUM_CALLERS)
+    assert_even(collections.Counter(answer.engine_id for answer in answers), within=0.2)
 
     # An orderly end of one: nobody notices.
     assert load.num_running[ENDING] > 0
