@@ -1,6 +1,7 @@
 // What a step does before its layers and after them: rows of the embedding, rotations, the final norm, logits.
 #pragma once
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
