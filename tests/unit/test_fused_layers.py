@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -298,9 +299,32 @@ def test_tensors_that_do_not_fit_are_refused(directories, kernels):
         setattr(wrong_batch, name, torch.tensor(numbers))
         with pytest.raises(RuntimeError, match=message):
             wrong_batch.run(caches)
-    caches[1].keys = caches[1].keys.float()
+    other_caches = batch.caches()
+    other_caches[1].keys = other_caches[1].keys.float()
     with pytest.raises(RuntimeError, match="keys and values must be contiguous"):
-        batch.run(caches)
+        batch.run(other_caches)
+
+
+def test_caches_that_their_owner_lets_go_of_are_free_at_once(directories, kernels):
+    decoder = decoder_of(directories["gemma3"], kernels)
+    batch = Batch(decoder, DECODES)
+    caches = batch.caches()
+    expected = batch.run(caches)
+    held = [weakref.ref(tensor) for cache in caches.values() for tensor in (cache.keys, cache.values)]
+    del caches
+    assert not any(tensor() is not None for tensor in held)
+    assert torch.equal(batch.run(batch.caches()), expected)
+
+
+def test_a_decoder_in_use_is_gone_at_once_when_nobody_wants_it(directories, kernels):
+    decoder = decoder_of(directories["llama"], kernels)
+    batch = Batch(decoder, DECODES)
+    caches = batch.caches()
+    batch.run(caches)
+    held = weakref.ref(decoder), weakref.ref(decoder._fused)
+    del decoder, batch
+    assert held[0]() is None
+    assert held[1]() is None
 
 
 def test_the_debug_build_looks_at_the_numbers(directories):

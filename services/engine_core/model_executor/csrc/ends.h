@@ -24,27 +24,30 @@ class Rotation {
  public:
   Rotation(Tensor inv_freq, double scaling) : inv_freq_(std::move(inv_freq)), scaling_(scaling) {
     check_floats(inv_freq_, inv_freq_.size(0), "inv_freq");
+    compute(kLeast);
   }
 
   int64_t half() const { return inv_freq_.size(0); }
   const float* cos() const { return cos_.const_data_ptr<float>(); }
   const float* sin() const { return sin_.const_data_ptr<float>(); }
 
-  // Has those of all positions below `count` from now on. Computed as models/rope.py does, so that they are the same.
+  // Has those of all positions below `count` from now on.
   void reach(int64_t count) {
-    const int64_t had = cos_.defined() ? cos_.size(0) : 0;
-    if (count <= had) return;
-    const int64_t size = std::max({count, 2 * had, kLeast});
-    const Tensor angles = at::arange(size, at::kLong).to(at::kFloat).unsqueeze(1) * inv_freq_;
+    if (count > cos_.size(0)) compute(std::max(count, 2 * cos_.size(0)));
+  }
+
+ private:
+  static constexpr int64_t kLeast = 1024;
+
+  // As models/rope.py does, so that they are the same.
+  void compute(int64_t count) {
+    const Tensor angles = at::arange(count, at::kLong).to(at::kFloat).unsqueeze(1) * inv_freq_;
     cos_ = at::cos(angles);
     sin_ = at::sin(angles);
     if (scaling_ == 1.0) return;
     cos_ = cos_ * scaling_;
     sin_ = sin_ * scaling_;
   }
-
- private:
-  static constexpr int64_t kLeast = 1024;
 
   Tensor inv_freq_, cos_, sin_;
   double scaling_;

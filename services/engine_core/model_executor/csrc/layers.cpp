@@ -6,25 +6,15 @@
 #include <omp.h>
 #include <torch/custom_class.h>
 
-#include <array>
-
-#include "attend.h"
-#include "ends.h"
+#include "layer.h"
 
 namespace stepwire {
 namespace {
 
-struct Layer {
-  Linear qkv, o, gate_up, down;
-  RmsNorm input, mlp, post_attention, post_mlp, query, key;
-  int64_t activation, window, rope, group;
-  float scale, softcap;
-};
-
-// What a step brings: of each layer its cache, of each group of layers its batch.
+// What a step brings; the lists have something for each group of layers.
 struct Step {
   const Tensor &input_ids, &positions, &logits_indices;
-  const std::vector<Tensor>&keys, &values, &slots, &block_tables, &seq_lens, &query_starts;
+  const std::vector<Tensor>&slots, &block_tables, &seq_lens, &query_starts;
 
   int64_t num_tokens() const { return input_ids.size(0); }
 };
@@ -36,17 +26,6 @@ struct Buffers {
   Tensor gathered;
   // Rows as int8 and their scales.
   Tensor quantized;
-};
-
-// One layer's part in one step.
-struct LayerCall {
-  const Layer* layer;
-  Norm input, mlp, post_attention, post_mlp;
-  Product qkv, o, gate_up, down;
-  Rope rope;
-  Attention attention;
-  const AttentionWork* work;
-  ActMul act;
 };
 
 class DecoderLayers : public torch::CustomClassHolder {
@@ -94,17 +73,38 @@ class DecoderLayers : public torch::CustomClassHolder {
     check_ends(*ends_);
   }
 
+  // Of each layer. They stay until others come, or they are to be forgotten.
+  void set_caches(std::vector<Tensor> keys, std::vector<Tensor> values) {
+    TORCH_CHECK(!layers_.empty() && keys.size() == layers_.size() && values.size() == keys.size(), "caches of ",
+                keys.size(), " layers for ", layers_.size());
+    for (size_t i = 0; i < layers_.size(); i++) {
+      const Layer& layer = layers_[i];
+      TORCH_CHECK(layer.rope >= 0 && layer.rope < (int64_t)rotations_.size(), "no rotation for a layer");
+      check_layer_cache(layer, rotations_[layer.rope], keys[i], values[i], keys[0]);
+    }
+    TORCH_CHECK(ends_ && ends_->num_features() == layers_[0].qkv.depth &&
+                    ends_->table.scalar_type() == keys[0].scalar_type(),
+                "no embedding, or one that does not fit the layers");
+    if (ends_->head) check_linear_type(*ends_->head, keys[0]);
+    keys_ = std::move(keys);
+    values_ = std::move(values);
+  }
+
+  void forget_caches() {
+    keys_.clear();
+    values_.clear();
+  }
+
   // input_ids and positions [T], logits_indices [N] into T -> hidden states behind the final norm [T, n], and logits
   // [N, vocabulary] unless the head is missing, or N so large that another product is meant for it.
   std::tuple<Tensor, OptionalTensor> run(const Tensor& input_ids, const Tensor& positions, const Tensor& logits_indices,
-                                         const std::vector<Tensor>& keys, const std::vector<Tensor>& values,
                                          const std::vector<Tensor>& slots, const std::vector<Tensor>& block_tables,
                                          const std::vector<Tensor>& seq_lens,
                                          const std::vector<Tensor>& query_starts) {
-    TORCH_CHECK(!layers_.empty() && ends_ && !keys.empty(), "no layers, no ends or no caches");
-    const Kernels& kernels = kernels_of(instruction_set_, keys[0]);
+    TORCH_CHECK(!keys_.empty(), "no caches");
+    const Kernels& kernels = kernels_of(instruction_set_, keys_[0]);
     TORCH_CHECK(kernels.multiply_packed, "set ", instruction_set_, " has no products with packed weights");
-    const Step step{input_ids, positions, logits_indices, keys, values, slots, block_tables, seq_lens, query_starts};
+    const Step step{input_ids, positions, logits_indices, slots, block_tables, seq_lens, query_starts};
     check_step(step);
     reach_positions(positions);
     const int num_threads = at::in_parallel_region() ? 1 : at::get_num_threads();
@@ -114,6 +114,7 @@ class DecoderLayers : public torch::CustomClassHolder {
     const OptionalTensor logits = empty_logits(kernels, step);
     const EndsCall ends = make_ends_call(step, buffers, hidden, logits);
     std::vector<LayerCall> calls;
+    calls.reserve(layers_.size());
     for (size_t i = 0; i < layers_.size(); i++) calls.push_back(make_call(step, i, buffers));
     plan(kernels, calls, num_threads);
     std::optional<Team> team;
@@ -136,15 +137,9 @@ class DecoderLayers : public torch::CustomClassHolder {
     check_indices<int64_t>(s.positions, tokens, "positions");
     check_indices<int64_t>(s.logits_indices, s.logits_indices.size(0), "logits_indices");
     check_range(s.logits_indices, tokens, "index of logits");
-    TORCH_CHECK(ends_->num_features() == layers_[0].qkv.depth &&
-                    ends_->table.scalar_type() == s.keys.at(0).scalar_type(),
-                "an embedding of ", ends_->table.sizes(), " does not fit the layers");
-    if (ends_->head) check_linear_type(*ends_->head, s.keys[0]);
-    TORCH_CHECK(s.keys.size() == layers_.size() && s.values.size() == s.keys.size() &&
-                    s.block_tables.size() == s.slots.size() && s.seq_lens.size() == s.slots.size() &&
+    TORCH_CHECK(s.block_tables.size() == s.slots.size() && s.seq_lens.size() == s.slots.size() &&
                     s.query_starts.size() == s.slots.size(),
-                "caches of ", s.keys.size(), " layers for ", layers_.size(), ", or lists of unequal lengths");
-    for (size_t i = 0; i < layers_.size(); i++) check_layer(s, layers_[i], s.keys[i], s.values[i]);
+                "lists of unequal lengths");
     for (size_t g = 0; g < s.slots.size(); g++) {
       check_indices<int64_t>(s.slots[g], tokens, "slots");
       const Tensor& tables = s.block_tables[g];
@@ -154,34 +149,22 @@ class DecoderLayers : public torch::CustomClassHolder {
       check_indices<int32_t>(s.query_starts[g], tables.size(0) + 1, "query_starts");
     }
     // A token has a place in the table of its sequence.
-    check_range(s.positions, s.block_tables.at(0).size(1) * s.keys[0].size(2), "position");
+    check_range(s.positions, s.block_tables.at(0).size(1) * keys_[0].size(2), "position");
+    for (size_t i = 0; i < layers_.size(); i++) check_batch_of(s, layers_[i].group, keys_[i]);
   }
 
-  void check_layer(const Step& s, const Layer& layer, const Tensor& keys, const Tensor& values) const {
-    check_cache(keys, values, s.keys[0]);
-    for (const Linear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) check_linear_type(*linear, keys);
-    const int64_t head_dim = keys.size(3);
-    TORCH_CHECK(head_dim > 0 && layer.qkv.columns == layer.o.depth + 2 * keys.size(1) * head_dim &&
-                    layer.o.depth % (head_dim * keys.size(1)) == 0,
-                "a cache of ", keys.sizes(), " does not fit the layer's heads");
-    TORCH_CHECK(layer.rope >= 0 && layer.rope < (int64_t)rotations_.size() && layer.group >= 0 &&
-                    layer.group < (int64_t)s.slots.size(),
-                "no rotation or no batch for a layer");
-    TORCH_CHECK(2 * rotations_[layer.rope].half() <= head_dim, "a rotation of more features than heads have");
-    if (layer.query.weight) {
-      check_floats(*layer.query.weight, head_dim, "query_norm");
-      check_floats(*layer.key.weight, head_dim, "key_norm");
-    }
+  static void check_batch_of(const Step& s, int64_t group, const Tensor& keys) {
+    TORCH_CHECK(group >= 0 && group < (int64_t)s.slots.size(), "no batch for a layer");
 #if defined(STEPWIRE_DEBUG)
-    check_slots(s.slots[layer.group], keys);
-    check_batch(s.input_ids, keys, s.block_tables[layer.group], s.seq_lens[layer.group], s.query_starts[layer.group]);
+    check_slots(s.slots[group], keys);
+    check_batch(s.input_ids, keys, s.block_tables[group], s.seq_lens[group], s.query_starts[group]);
 #endif
   }
 
   void reach_positions(const Tensor& positions) {
-    const int64_t* numbers = positions.const_data_ptr<int64_t>();
-    const int64_t* last = std::max_element(numbers, numbers + positions.size(0));
-    for (Rotation& rotation : rotations_) rotation.reach(positions.size(0) ? *last + 1 : 0);
+    const int64_t *numbers = positions.const_data_ptr<int64_t>(), *end = numbers + positions.size(0);
+    const int64_t* last = std::max_element(numbers, end);
+    for (Rotation& rotation : rotations_) rotation.reach(last == end ? 0 : *last + 1);
   }
 
   // float32: rounded to the weights' type after each of its additions the residual would lose more than any product
@@ -189,11 +172,11 @@ class DecoderLayers : public torch::CustomClassHolder {
   Buffers make_buffers(const Step& s) const {
     const Layer& layer = layers_[0];
     const int64_t rows = s.num_tokens(), num_logits = s.logits_indices.size(0), n = ends_->num_features();
-    const at::TensorOptions options = s.keys[0].options();
+    const at::TensorOptions options = keys_[0].options();
     const auto make = [&](int64_t columns) { return at::empty({rows, columns}, options); };
     int64_t deepest = ends_->head && ends_->head->scales ? ends_->head->padded_depth() : 0;
     for (const Layer& one : layers_)
-      for (const Linear* linear : {&one.qkv, &one.o, &one.gate_up, &one.down})
+      for (const Linear* linear : one.linears())
         if (linear->scales) deepest = std::max(deepest, linear->padded_depth());
     const int64_t row_bytes = deepest ? 2 * deepest + (int64_t)sizeof(float) : 0;
     return {at::empty({rows, n}, options.dtype(at::kFloat)),
@@ -210,7 +193,7 @@ class DecoderLayers : public torch::CustomClassHolder {
   OptionalTensor empty_logits(const Kernels& kernels, const Step& s) const {
     const int64_t rows = s.logits_indices.size(0);
     if (!ends_->head || (!ends_->head->scales && rows > kernels.packed_rows)) return {};
-    return at::empty({rows, ends_->head->columns}, s.keys[0].options());
+    return at::empty({rows, ends_->head->columns}, keys_[0].options());
   }
 
   EndsCall make_ends_call(const Step& s, const Buffers& b, const Tensor& hidden, const OptionalTensor& logits) const {
@@ -230,7 +213,7 @@ class DecoderLayers : public torch::CustomClassHolder {
   LayerCall make_call(const Step& s, size_t index, const Buffers& b) const {
     const Layer& layer = layers_[index];
     const Rotation& rotation = rotations_[layer.rope];
-    const Tensor &keys = s.keys[index], &tables = s.block_tables[layer.group];
+    const Tensor &keys = keys_[index], &tables = s.block_tables[layer.group];
     const int64_t num_kv_heads = keys.size(1), head_dim = keys.size(3), n = layer.qkv.depth;
     const int64_t num_heads = layer.o.depth / head_dim;
     void *stream = b.residual.mutable_data_ptr(), *branch = b.branch.mutable_data_ptr();
@@ -250,11 +233,11 @@ class DecoderLayers : public torch::CustomClassHolder {
         layer.gate_up.product(b.normed, b.gate_up, b.quantized),
         layer.down.product(b.activated, b.branch, b.quantized),
         {b.qkv.mutable_data_ptr(), rotation.cos(), rotation.sin(), s.positions.const_data_ptr<int64_t>(),
-         keys.mutable_data_ptr(), s.values[index].mutable_data_ptr(), s.slots[layer.group].const_data_ptr<int64_t>(),
+         keys.mutable_data_ptr(), values_[index].mutable_data_ptr(), s.slots[layer.group].const_data_ptr<int64_t>(),
          layer.query.numbers(), layer.key.numbers(), layer.query.eps, num_heads, num_kv_heads, head_dim,
          rotation.half(), keys.size(2)},
         {b.qkv.const_data_ptr(), b.attended.mutable_data_ptr(), keys.const_data_ptr(),
-         s.values[index].const_data_ptr(), tables.const_data_ptr<int32_t>(),
+         values_[index].const_data_ptr(), tables.const_data_ptr<int32_t>(),
          s.seq_lens[layer.group].const_data_ptr<int32_t>(), s.query_starts[layer.group].const_data_ptr<int32_t>(),
          layer.qkv.columns, tables.stride(0), tables.size(0), num_heads, num_kv_heads, head_dim, keys.size(2),
          layer.window, layer.scale, layer.softcap},
@@ -285,42 +268,11 @@ class DecoderLayers : public torch::CustomClassHolder {
     }
   }
 
-  static void run_layer(const Kernels& kernels, Team& team, const LayerCall& call, int64_t rows) {
-    const auto multiply = [&](const Product& product) { share_product(kernels, team, product); };
-    const auto for_rows = [&](int64_t columns, const auto& f) { share_rows(team, rows, columns, f); };
-    const int64_t n = call.input.num_features;
-    for_rows(n, [&](int64_t begin, int64_t end) { kernels.add_rms_norm(call.input, begin, end); });
-    multiply(call.qkv);
-    for_rows(call.layer->qkv.columns, [&](int64_t begin, int64_t end) { kernels.rope_and_cache(call.rope, begin, end); });
-    attend(kernels, team, call);
-    multiply(call.o);
-    for_rows(n, [&](int64_t begin, int64_t end) {
-      if (call.post_attention.weight) kernels.add_rms_norm(call.post_attention, begin, end);
-      kernels.add_rms_norm(call.mlp, begin, end);
-    });
-    multiply(call.gate_up);
-    for_rows(call.layer->gate_up.columns, [&](int64_t begin, int64_t end) { kernels.act_mul(call.act, begin, end); });
-    multiply(call.down);
-    if (call.post_mlp.weight)
-      for_rows(n, [&](int64_t begin, int64_t end) { kernels.add_rms_norm(call.post_mlp, begin, end); });
-  }
-
-  static void attend(const Kernels& kernels, Team& team, const LayerCall& call) {
-    const AttentionWork& work = *call.work;
-    const Attention& attention = call.attention;
-    // Decodes first: a share of them is long.
-    const int64_t num_shares = work.num_shares();
-    const auto do_one = [&](int64_t i) {
-      i < num_shares ? work.decode(kernels, attention, i) : work.prefill(kernels, attention, i - num_shares);
-    };
-    team.share_singly(num_shares + work.num_tiles(), do_one);
-    if (work.is_merged()) team.alone([&] { work.merge(kernels, attention); });
-  }
-
   const int64_t instruction_set_;
   std::vector<Layer> layers_;
   std::vector<Rotation> rotations_;
   std::optional<Ends> ends_;
+  std::vector<Tensor> keys_, values_;
   // They last, because their memory does.
   std::vector<std::unique_ptr<AttentionWork>> works_;
 };
@@ -334,5 +286,7 @@ TORCH_LIBRARY_FRAGMENT(STEPWIRE_NAMESPACE, m) {
       .def("add_layer", &stepwire::DecoderLayers::add_layer)
       .def("add_rotation", &stepwire::DecoderLayers::add_rotation)
       .def("set_ends", &stepwire::DecoderLayers::set_ends)
+      .def("set_caches", &stepwire::DecoderLayers::set_caches)
+      .def("forget_caches", &stepwire::DecoderLayers::forget_caches)
       .def("run", &stepwire::DecoderLayers::run);
 }

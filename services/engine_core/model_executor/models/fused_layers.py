@@ -7,12 +7,14 @@ the thread that runs the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from engine_core.model_executor.attention.kv_cache import LayerKVCache
 from engine_core.model_executor.attention.paged_attention import PagedAttention
 from engine_core.model_executor.kernels.cpu_kernels import CpuKernels
 from engine_core.model_executor.kernels.few_rows import PanelWeight
@@ -58,6 +60,8 @@ class FusedLayers:
         for rope in ropes:
             self._layers.add_rotation(rope.inv_freq, rope.attention_scaling)
         self._set_ends(ends)
+        # The first of the caches that the layers know; whoever has allocated them may let go of them at any time.
+        self._known_cache: weakref.ref[LayerKVCache] | None = None
 
     def run(
         self, input_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor, context: PagedAttention
@@ -66,20 +70,26 @@ class FusedLayers:
 
         No logits where another product is faster, or the head lies in another form.
         """
-        caches = [context.caches[index] for index in self._indices]
+        if self._known_cache is None or self._known_cache() is not context.caches[self._indices[0]]:
+            self._set_caches(context.caches)
         batches = [context.metadata[index] for index in self._first_of_group]
         hidden, logits = self._layers.run(
             input_ids,
             positions,
             logits_indices,
-            [cache.keys for cache in caches],
-            [cache.values for cache in caches],
             [batch.slot_mapping for batch in batches],
             [batch.block_tables for batch in batches],
             [batch.seq_lens for batch in batches],
             [batch.query_start_loc for batch in batches],
         )
         return hidden, logits
+
+    def _set_caches(self, of_layers: Mapping[int, LayerKVCache]) -> None:
+        caches = [of_layers[index] for index in self._indices]
+        self._layers.set_caches([cache.keys for cache in caches], [cache.values for cache in caches])
+        # Without a reference to this object: in a cycle the weights would wait for the garbage collector.
+        layers = self._layers
+        self._known_cache = weakref.ref(caches[0], lambda _: layers.forget_caches())
 
     def _set_ends(self, ends: DecoderEnds) -> None:
         head = ends.head.panels
