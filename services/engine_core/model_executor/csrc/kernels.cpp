@@ -35,9 +35,9 @@ struct Set {
 
   static const stepwire::Kernels* table() {
     static const stepwire::Kernels kernels = {
-        sizeof(T), add_rms_norm<T>, rope_and_cache<T>, act_mul<T>, scratch_size, decode, partial_size, merge<T>, prefill,
-        tile_queries, FewRows<Product, T>::multiply, FewRows<Product, T>::kMost, FewRows<Product, T>::kMostOfLayers,
-        quantize<T>, multiply_int8,
+        sizeof(T), look_up<T>, add_rms_norm<T>, rope_and_cache<T>, act_mul<T>, scratch_size, decode, partial_size,
+        merge<T>, prefill, tile_queries, FewRows<Product, T>::multiply, FewRows<Product, T>::kMost,
+        FewRows<Product, T>::kMostOfLayers, quantize<T>, multiply_int8,
     };
     return &kernels;
   }

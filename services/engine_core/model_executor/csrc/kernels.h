@@ -7,6 +7,15 @@ namespace stepwire {
 
 enum Activation : int64_t { kSilu, kGelu, kGeluTanh };
 
+// out = rows of the table, each times the scale and rounded to the table's type as the embedding module does.
+struct Lookup {
+  const void* table;
+  const int64_t* ids;
+  float* out;
+  int64_t num_features;
+  float scale;  // 1: none
+};
+
 struct Norm {
   void* residual;
   const void* x;  // may be null
@@ -21,6 +30,8 @@ struct Norm {
 struct Rope {
   void* qkv;
   const float *cos, *sin;
+  // Of each token its row of cos and sin; null: the tokens in turn.
+  const int64_t* rows;
   void *keys, *values;
   const int64_t* slots;
   const float *query_norm, *key_norm;  // null: no norms
@@ -87,6 +98,7 @@ struct PrefillTile {
 struct Kernels {
   // Bytes of one number of its tensors.
   int64_t number_size;
+  void (*look_up)(const Lookup&, int64_t begin, int64_t end);
   void (*add_rms_norm)(const Norm&, int64_t begin, int64_t end);
   void (*rope_and_cache)(const Rope&, int64_t begin, int64_t end);
   void (*act_mul)(const ActMul&, int64_t begin, int64_t end);

@@ -1,58 +1,31 @@
-// All layers of a decoder in one call, for a few tokens: threads are woken up once a step and not once an operation.
+// A whole decoder in one call, for a few tokens: threads are woken up once a step and not once an operation.
 //
-// It computes what the operators of ops.cpp compute one by one, with the same kernels.
+// It computes what torch's embedding and the operators of ops.cpp compute one by one, with the same kernels.
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <omp.h>
 #include <torch/custom_class.h>
 
-#include <array>
-
-#include "attend.h"
-#include "linear.h"
+#include "layer.h"
 
 namespace stepwire {
 namespace {
 
-
-
-// A norm that a family of models does not have is not there.
-struct RmsNorm {
-  OptionalTensor weight;
-  float eps;
-
-  const float* numbers() const { return weight ? weight->const_data_ptr<float>() : nullptr; }
-};
-
-struct Layer {
-  Linear qkv, o, gate_up, down;
-  RmsNorm input, mlp, post_attention, post_mlp, query, key;
-  int64_t activation, window, rope, group;
-  float scale, softcap;
-};
-
-// What a step brings: of each kind of rope its rotations, of each layer its cache, of each group of layers its batch.
+// What a step brings; the lists have something for each group of layers.
 struct Step {
-  const std::vector<Tensor>&cos, &sin, &keys, &values, &slots, &block_tables, &seq_lens, &query_starts;
+  const Tensor &input_ids, &positions, &logits_indices;
+  const std::vector<Tensor>&slots, &block_tables, &seq_lens, &query_starts;
+
+  int64_t num_tokens() const { return input_ids.size(0); }
 };
 
 // What all layers write to in turn.
 struct Buffers {
-  Tensor normed, qkv, attended, branch, gate_up, activated;
+  Tensor residual, normed, qkv, attended, branch, gate_up, activated;
+  // Rows of the hidden states.
+  Tensor gathered;
   // Rows as int8 and their scales.
   Tensor quantized;
-};
-
-// One layer's part in one step.
-struct LayerCall {
-  const Layer* layer;
-  Norm input, mlp, post_attention, post_mlp;
-  Product qkv, o, gate_up, down;
-  Rope rope;
-  Attention attention;
-  const AttentionWork* work;
-  ActMul act;
 };
 
 class DecoderLayers : public torch::CustomClassHolder {
@@ -61,10 +34,10 @@ class DecoderLayers : public torch::CustomClassHolder {
 
   // Of qkv, o, gate_up, down; norms: input, mlp, post_attention?, post_mlp?, query?, key?; numbers: activation, window,
   // number of its rope, number of its group.
-  void add(std::vector<Tensor> panels, std::vector<OptionalTensor> biases, std::vector<OptionalTensor> scales,
-           std::vector<OptionalTensor> sums, std::vector<int64_t> depths, std::vector<int64_t> columns,
-           std::vector<OptionalTensor> norms, std::vector<double> eps, std::vector<int64_t> numbers, double scale,
-           double softcap) {
+  void add_layer(std::vector<Tensor> panels, std::vector<OptionalTensor> biases, std::vector<OptionalTensor> scales,
+                 std::vector<OptionalTensor> sums, std::vector<int64_t> depths, std::vector<int64_t> columns,
+                 std::vector<OptionalTensor> norms, std::vector<double> eps, std::vector<int64_t> numbers, double scale,
+                 double softcap) {
     TORCH_CHECK(panels.size() == 4 && biases.size() == 4 && scales.size() == 4 && sums.size() == 4 &&
                     depths.size() == 4 && columns.size() == 4 && norms.size() == 6 && eps.size() == 6 &&
                     numbers.size() == 4,
@@ -89,41 +62,84 @@ class DecoderLayers : public torch::CustomClassHolder {
                        (float)scale, (float)softcap});
   }
 
-  // residual [T, n], float or of the weights' type, which it adds to -> what the last layer's MLP has to add, [T, n].
-  Tensor run(const Tensor& residual, const std::vector<Tensor>& cos, const std::vector<Tensor>& sin,
-             const std::vector<Tensor>& keys, const std::vector<Tensor>& values, const std::vector<Tensor>& slots,
-             const std::vector<Tensor>& block_tables, const std::vector<Tensor>& seq_lens,
-             const std::vector<Tensor>& query_starts) {
-    TORCH_CHECK(!layers_.empty() && residual.dim() == 2, "no layers, or a residual that has not two dimensions");
-    TORCH_CHECK(!keys.empty(), "no caches");
-    const Kernels& kernels = kernels_of(instruction_set_, keys[0]);
+  // One kind of rotation: layers name it by its number.
+  void add_rotation(Tensor inv_freq, double scaling) { rotations_.emplace_back(std::move(inv_freq), scaling); }
+
+  // Rows of the table are scaled; a head is panels, bias?, scales?, sums?, and missing where it has none.
+  void set_ends(Tensor table, double scale, Tensor norm, double eps, std::vector<OptionalTensor> head,
+                int64_t columns) {
+    ends_ = Ends{table, (float)scale, {norm, (float)eps}, {}};
+    if (!head.empty()) ends_->head = {head.at(0).value(), head.at(1), head.at(2), head.at(3), table.size(1), columns};
+    check_ends(*ends_);
+  }
+
+  // Of each layer. They stay until others come, or they are to be forgotten.
+  void set_caches(std::vector<Tensor> keys, std::vector<Tensor> values) {
+    TORCH_CHECK(!layers_.empty() && keys.size() == layers_.size() && values.size() == keys.size(), "caches of ",
+                keys.size(), " layers for ", layers_.size());
+    for (size_t i = 0; i < layers_.size(); i++) {
+      const Layer& layer = layers_[i];
+      TORCH_CHECK(layer.rope >= 0 && layer.rope < (int64_t)rotations_.size(), "no rotation for a layer");
+      check_layer_cache(layer, rotations_[layer.rope], keys[i], values[i], keys[0]);
+    }
+    TORCH_CHECK(ends_ && ends_->num_features() == layers_[0].qkv.depth &&
+                    ends_->table.scalar_type() == keys[0].scalar_type(),
+                "no embedding, or one that does not fit the layers");
+    if (ends_->head) check_linear_type(*ends_->head, keys[0]);
+    keys_ = std::move(keys);
+    values_ = std::move(values);
+  }
+
+  void forget_caches() {
+    keys_.clear();
+    values_.clear();
+  }
+
+  // input_ids and positions [T], logits_indices [N] into T -> hidden states behind the final norm [T, n], and logits
+  // [N, vocabulary] unless the head is missing, or N so large that another product is meant for it.
+  std::tuple<Tensor, OptionalTensor> run(const Tensor& input_ids, const Tensor& positions, const Tensor& logits_indices,
+                                         const std::vector<Tensor>& slots, const std::vector<Tensor>& block_tables,
+                                         const std::vector<Tensor>& seq_lens,
+                                         const std::vector<Tensor>& query_starts) {
+    TORCH_CHECK(!keys_.empty(), "no caches");
+    const Kernels& kernels = kernels_of(instruction_set_, keys_[0]);
     TORCH_CHECK(kernels.multiply_packed, "set ", instruction_set_, " has no products with packed weights");
-    const Step step{cos, sin, keys, values, slots, block_tables, seq_lens, query_starts};
-    check_step(residual, step);
+    const Step step{input_ids, positions, logits_indices, slots, block_tables, seq_lens, query_starts};
+    check_step(step);
+    reach_positions(positions);
     const int num_threads = at::in_parallel_region() ? 1 : at::get_num_threads();
-    const Buffers buffers = make_buffers(residual.size(0), keys[0]);
+    const int64_t rows = step.num_tokens();
+    const Buffers buffers = make_buffers(step);
+    const Tensor hidden = at::empty_like(buffers.normed);
+    const OptionalTensor logits = empty_logits(kernels, step);
+    const EndsCall ends = make_ends_call(step, buffers, hidden, logits);
     std::vector<LayerCall> calls;
-    for (size_t i = 0; i < layers_.size(); i++) calls.push_back(make_call(residual, step, i, buffers));
+    calls.reserve(layers_.size());
+    for (size_t i = 0; i < layers_.size(); i++) calls.push_back(make_call(step, i, buffers));
     plan(kernels, calls, num_threads);
     std::optional<Team> team;
 #pragma omp parallel num_threads(num_threads)
     {
 #pragma omp single
       team.emplace(omp_get_num_threads());
-      for (const LayerCall& call : calls) run_layer(kernels, *team, call, residual.size(0));
+      begin_step(kernels, *team, ends, rows);
+      for (const LayerCall& call : calls) run_layer(kernels, *team, call, rows);
+      end_step(kernels, *team, ends, rows);
     }
-    return buffers.branch;
+    return {hidden, logits};
   }
 
  private:
-  void check_step(const Tensor& residual, const Step& s) const {
-    const int64_t tokens = residual.size(0);
-    check_residual(residual, s.keys.at(0), tokens, layers_[0].qkv.depth);
-    TORCH_CHECK(s.cos.size() == s.sin.size() && s.keys.size() == layers_.size() && s.values.size() == s.keys.size() &&
-                    s.block_tables.size() == s.slots.size() && s.seq_lens.size() == s.slots.size() &&
+  void check_step(const Step& s) const {
+    const int64_t tokens = s.num_tokens();
+    check_indices<int64_t>(s.input_ids, tokens, "input_ids");
+    check_range(s.input_ids, ends_->table.size(0), "token");
+    check_indices<int64_t>(s.positions, tokens, "positions");
+    check_indices<int64_t>(s.logits_indices, s.logits_indices.size(0), "logits_indices");
+    check_range(s.logits_indices, tokens, "index of logits");
+    TORCH_CHECK(s.block_tables.size() == s.slots.size() && s.seq_lens.size() == s.slots.size() &&
                     s.query_starts.size() == s.slots.size(),
-                "caches of ", s.keys.size(), " layers for ", layers_.size(), ", or lists of unequal lengths");
-    for (size_t i = 0; i < layers_.size(); i++) check_layer(residual, s, layers_[i], s.keys[i], s.values[i]);
+                "lists of unequal lengths");
     for (size_t g = 0; g < s.slots.size(); g++) {
       check_indices<int64_t>(s.slots[g], tokens, "slots");
       const Tensor& tables = s.block_tables[g];
@@ -132,78 +148,96 @@ class DecoderLayers : public torch::CustomClassHolder {
       check_indices<int32_t>(s.seq_lens[g], tables.size(0), "seq_lens");
       check_indices<int32_t>(s.query_starts[g], tables.size(0) + 1, "query_starts");
     }
+    // A token has a place in the table of its sequence.
+    check_range(s.positions, s.block_tables.at(0).size(1) * keys_[0].size(2), "position");
+    for (size_t i = 0; i < layers_.size(); i++) check_batch_of(s, layers_[i].group, keys_[i]);
   }
 
-  static void check_layer(const Tensor& residual, const Step& s, const Layer& layer, const Tensor& keys,
-                          const Tensor& values) {
-    check_cache(keys, values, s.keys[0]);
-    for (const Linear* linear : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) {
-      TORCH_CHECK(linear->scales || linear->panels.scalar_type() == keys.scalar_type(),
-                  "a weight of another type than its layer's cache");
-      check_bias(linear->bias, keys, linear->columns);
-    }
-    const int64_t head_dim = keys.size(3), tokens = residual.size(0);
-    TORCH_CHECK(head_dim > 0 && layer.qkv.columns == layer.o.depth + 2 * keys.size(1) * head_dim &&
-                    layer.o.depth % (head_dim * keys.size(1)) == 0,
-                "a cache of ", keys.sizes(), " does not fit the layer's heads");
-    TORCH_CHECK(layer.rope >= 0 && layer.rope < (int64_t)s.cos.size() && layer.group >= 0 &&
-                    layer.group < (int64_t)s.slots.size(),
-                "no rotation or no batch for a layer");
-    const Tensor &cos = s.cos[layer.rope], &sin = s.sin[layer.rope];
-    TORCH_CHECK(cos.dim() == 2 && 2 * cos.size(1) <= head_dim, "cos must be [tokens, at most ", head_dim / 2, "]");
-    check_floats(cos, tokens * cos.size(1), "cos");
-    check_floats(sin, tokens * cos.size(1), "sin");
-    if (layer.query.weight) {
-      check_floats(*layer.query.weight, head_dim, "query_norm");
-      check_floats(*layer.key.weight, head_dim, "key_norm");
-    }
+  static void check_batch_of(const Step& s, int64_t group, const Tensor& keys) {
+    TORCH_CHECK(group >= 0 && group < (int64_t)s.slots.size(), "no batch for a layer");
 #if defined(STEPWIRE_DEBUG)
-    check_slots(s.slots[layer.group], keys);
-    check_batch(residual, keys, s.block_tables[layer.group], s.seq_lens[layer.group], s.query_starts[layer.group]);
+    check_slots(s.slots[group], keys);
+    check_batch(s.input_ids, keys, s.block_tables[group], s.seq_lens[group], s.query_starts[group]);
 #endif
   }
 
-  // Of the cache's type, as everything but the residual.
-  Buffers make_buffers(int64_t rows, const Tensor& cache) const {
-    const Layer& layer = layers_[0];
-    const auto make = [&](int64_t columns) { return at::empty({rows, columns}, cache.options()); };
-    int64_t deepest = 0;
-    for (const Layer& one : layers_)
-      for (const Linear* linear : {&one.qkv, &one.o, &one.gate_up, &one.down})
-        if (linear->scales) deepest = std::max(deepest, linear->padded_depth());
-    const int64_t row_bytes = deepest ? 2 * deepest + (int64_t)sizeof(float) : 0;
-    return {make(layer.qkv.depth),     make(layer.qkv.columns), make(layer.o.depth), make(layer.qkv.depth),
-            make(layer.gate_up.columns), make(layer.down.depth),
-            at::empty({rows * row_bytes}, cache.options().dtype(at::kChar))};
+  void reach_positions(const Tensor& positions) {
+    const int64_t *numbers = positions.const_data_ptr<int64_t>(), *end = numbers + positions.size(0);
+    const int64_t* last = std::max_element(numbers, end);
+    for (Rotation& rotation : rotations_) rotation.reach(last == end ? 0 : *last + 1);
   }
 
-  LayerCall make_call(const Tensor& residual, const Step& s, size_t index, const Buffers& b) const {
+  // float32: rounded to the weights' type after each of its additions the residual would lose more than any product
+  // does. All others are of the cache's type.
+  Buffers make_buffers(const Step& s) const {
+    const Layer& layer = layers_[0];
+    const int64_t rows = s.num_tokens(), num_logits = s.logits_indices.size(0), n = ends_->num_features();
+    const at::TensorOptions options = keys_[0].options();
+    const auto make = [&](int64_t columns) { return at::empty({rows, columns}, options); };
+    int64_t deepest = ends_->head && ends_->head->scales ? ends_->head->padded_depth() : 0;
+    for (const Layer& one : layers_)
+      for (const Linear* linear : one.linears())
+        if (linear->scales) deepest = std::max(deepest, linear->padded_depth());
+    const int64_t row_bytes = deepest ? 2 * deepest + (int64_t)sizeof(float) : 0;
+    return {at::empty({rows, n}, options.dtype(at::kFloat)),
+            make(n),
+            make(layer.qkv.columns),
+            make(layer.o.depth),
+            make(n),
+            make(layer.gate_up.columns),
+            make(layer.down.depth),
+            at::empty({num_logits, n}, options),
+            at::empty({std::max(rows, num_logits) * row_bytes}, options.dtype(at::kChar))};
+  }
+
+  OptionalTensor empty_logits(const Kernels& kernels, const Step& s) const {
+    const int64_t rows = s.logits_indices.size(0);
+    if (!ends_->head || (!ends_->head->scales && rows > kernels.packed_rows)) return {};
+    return at::empty({rows, ends_->head->columns}, keys_[0].options());
+  }
+
+  EndsCall make_ends_call(const Step& s, const Buffers& b, const Tensor& hidden, const OptionalTensor& logits) const {
+    float* residual = b.residual.mutable_data_ptr<float>();
+    const int64_t n = ends_->num_features();
+    return {
+        {ends_->table.const_data_ptr(), s.input_ids.const_data_ptr<int64_t>(), residual, n, ends_->scale},
+        {residual, b.branch.const_data_ptr(), ends_->norm.numbers(), hidden.mutable_data_ptr(), n, ends_->norm.eps,
+         true},
+        logits ? s.logits_indices.const_data_ptr<int64_t>() : nullptr,
+        s.logits_indices.size(0),
+        b.gathered.mutable_data_ptr(),
+        logits ? ends_->head->product(b.gathered, *logits, b.quantized) : Product{},
+    };
+  }
+
+  LayerCall make_call(const Step& s, size_t index, const Buffers& b) const {
     const Layer& layer = layers_[index];
-    const Tensor &keys = s.keys[index], &tables = s.block_tables[layer.group], &cos = s.cos[layer.rope];
+    const Rotation& rotation = rotations_[layer.rope];
+    const Tensor &keys = keys_[index], &tables = s.block_tables[layer.group];
     const int64_t num_kv_heads = keys.size(1), head_dim = keys.size(3), n = layer.qkv.depth;
     const int64_t num_heads = layer.o.depth / head_dim;
-    void *stream = residual.mutable_data_ptr(), *branch = b.branch.mutable_data_ptr();
+    void *stream = b.residual.mutable_data_ptr(), *branch = b.branch.mutable_data_ptr();
     void* normed = b.normed.mutable_data_ptr();
-    const bool is_float = residual.scalar_type() == at::kFloat, is_branch_float = b.branch.scalar_type() == at::kFloat;
+    const bool is_branch_float = b.branch.scalar_type() == at::kFloat;
     const auto post = [&](const RmsNorm& norm) {
       return Norm{branch, nullptr, norm.numbers(), branch, n, norm.eps, is_branch_float};
     };
     return {
         &layer,
-        {stream, index ? branch : nullptr, layer.input.numbers(), normed, n, layer.input.eps, is_float},
-        {stream, branch, layer.mlp.numbers(), normed, n, layer.mlp.eps, is_float},
+        {stream, index ? branch : nullptr, layer.input.numbers(), normed, n, layer.input.eps, true},
+        {stream, branch, layer.mlp.numbers(), normed, n, layer.mlp.eps, true},
         post(layer.post_attention),
         post(layer.post_mlp),
         layer.qkv.product(b.normed, b.qkv, b.quantized),
         layer.o.product(b.attended, b.branch, b.quantized),
         layer.gate_up.product(b.normed, b.gate_up, b.quantized),
         layer.down.product(b.activated, b.branch, b.quantized),
-        {b.qkv.mutable_data_ptr(), cos.const_data_ptr<float>(), s.sin[layer.rope].const_data_ptr<float>(),
-         keys.mutable_data_ptr(), s.values[index].mutable_data_ptr(), s.slots[layer.group].const_data_ptr<int64_t>(),
-         layer.query.numbers(), layer.key.numbers(), layer.query.eps, num_heads, num_kv_heads, head_dim, cos.size(1),
-         keys.size(2)},
+        {b.qkv.mutable_data_ptr(), rotation.cos(), rotation.sin(), s.positions.const_data_ptr<int64_t>(),
+         keys.mutable_data_ptr(), values_[index].mutable_data_ptr(), s.slots[layer.group].const_data_ptr<int64_t>(),
+         layer.query.numbers(), layer.key.numbers(), layer.query.eps, num_heads, num_kv_heads, head_dim,
+         rotation.half(), keys.size(2)},
         {b.qkv.const_data_ptr(), b.attended.mutable_data_ptr(), keys.const_data_ptr(),
-         s.values[index].const_data_ptr(), tables.const_data_ptr<int32_t>(),
+         values_[index].const_data_ptr(), tables.const_data_ptr<int32_t>(),
          s.seq_lens[layer.group].const_data_ptr<int32_t>(), s.query_starts[layer.group].const_data_ptr<int32_t>(),
          layer.qkv.columns, tables.stride(0), tables.size(0), num_heads, num_kv_heads, head_dim, keys.size(2),
          layer.window, layer.scale, layer.softcap},
@@ -234,42 +268,11 @@ class DecoderLayers : public torch::CustomClassHolder {
     }
   }
 
-  static void run_layer(const Kernels& kernels, Team& team, const LayerCall& call, int64_t rows) {
-    const auto multiply = [&](const Product& product) { share_product(kernels, team, product); };
-    const auto for_rows = [&](int64_t columns, const auto& f) {
-      team.share(rows, std::max<int64_t>(1, kNumbersPerPart / columns), f);
-    };
-    const int64_t n = call.input.num_features;
-    for_rows(n, [&](int64_t begin, int64_t end) { kernels.add_rms_norm(call.input, begin, end); });
-    multiply(call.qkv);
-    for_rows(call.layer->qkv.columns, [&](int64_t begin, int64_t end) { kernels.rope_and_cache(call.rope, begin, end); });
-    attend(kernels, team, call);
-    multiply(call.o);
-    for_rows(n, [&](int64_t begin, int64_t end) {
-      if (call.post_attention.weight) kernels.add_rms_norm(call.post_attention, begin, end);
-      kernels.add_rms_norm(call.mlp, begin, end);
-    });
-    multiply(call.gate_up);
-    for_rows(call.layer->gate_up.columns, [&](int64_t begin, int64_t end) { kernels.act_mul(call.act, begin, end); });
-    multiply(call.down);
-    if (call.post_mlp.weight)
-      for_rows(n, [&](int64_t begin, int64_t end) { kernels.add_rms_norm(call.post_mlp, begin, end); });
-  }
-
-  static void attend(const Kernels& kernels, Team& team, const LayerCall& call) {
-    const AttentionWork& work = *call.work;
-    const Attention& attention = call.attention;
-    // Decodes first: a share of them is long.
-    const int64_t num_shares = work.num_shares();
-    const auto do_one = [&](int64_t i) {
-      i < num_shares ? work.decode(kernels, attention, i) : work.prefill(kernels, attention, i - num_shares);
-    };
-    team.share_singly(num_shares + work.num_tiles(), do_one);
-    if (work.is_merged()) team.alone([&] { work.merge(kernels, attention); });
-  }
-
   const int64_t instruction_set_;
   std::vector<Layer> layers_;
+  std::vector<Rotation> rotations_;
+  std::optional<Ends> ends_;
+  std::vector<Tensor> keys_, values_;
   // They last, because their memory does.
   std::vector<std::unique_ptr<AttentionWork>> works_;
 };
@@ -280,6 +283,10 @@ class DecoderLayers : public torch::CustomClassHolder {
 TORCH_LIBRARY_FRAGMENT(STEPWIRE_NAMESPACE, m) {
   m.class_<stepwire::DecoderLayers>("DecoderLayers")
       .def(torch::init<int64_t>())
-      .def("add", &stepwire::DecoderLayers::add)
+      .def("add_layer", &stepwire::DecoderLayers::add_layer)
+      .def("add_rotation", &stepwire::DecoderLayers::add_rotation)
+      .def("set_ends", &stepwire::DecoderLayers::set_ends)
+      .def("set_caches", &stepwire::DecoderLayers::set_caches)
+      .def("forget_caches", &stepwire::DecoderLayers::forget_caches)
       .def("run", &stepwire::DecoderLayers::run);
 }

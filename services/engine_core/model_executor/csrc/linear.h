@@ -55,6 +55,18 @@ inline void check_linear(const Linear& linear) {
   check_indices<int32_t>(*linear.sums, linear.panels.size(0) * 32, "sums");
 }
 
+inline void check_linear_type(const Linear& linear, const Tensor& like) {
+  TORCH_CHECK(linear.scales || linear.panels.scalar_type() == like.scalar_type(),
+              "a weight of another type than its layer's cache");
+  check_bias(linear.bias, like, linear.columns);
+}
+
+// f(begin, end) for parts of the rows, of so many numbers each.
+template <typename F>
+void share_rows(Team& team, int64_t rows, int64_t columns, const F& f) {
+  team.share(rows, std::max<int64_t>(1, kNumbersPerPart / columns), f);
+}
+
 // f(first row, rows, first panel, end), in blocks of rows that stay in a core's own cache while the panels pass by.
 template <typename F>
 void share_blocks(Team& team, int64_t rows, int64_t panels, const F& f) {
@@ -81,7 +93,7 @@ inline void share_packed(const Kernels& kernels, Team& team, const PackedProduct
 
 inline void share_int8(const Kernels& kernels, Team& team, const Int8Product& product) {
   const int64_t panels = (product.columns + 31) / 32;
-  team.share(product.rows, std::max<int64_t>(1, kNumbersPerPart / product.depth),
+  share_rows(team, product.rows, product.depth,
              [&](int64_t begin, int64_t end) { kernels.quantize(product, begin, end); });
   share_blocks(team, product.rows, panels, [&](int64_t first, int64_t rows, int64_t begin, int64_t end) {
     Int8Product part = product;

@@ -61,6 +61,7 @@ void rope_and_cache(const Tensor& qkv, const Tensor& cos, const Tensor& sin, con
       qkv.mutable_data_ptr(),
       cos.const_data_ptr<float>(),
       sin.const_data_ptr<float>(),
+      nullptr,
       keys.mutable_data_ptr(),
       values.mutable_data_ptr(),
       slots.const_data_ptr<int64_t>(),

@@ -1,4 +1,5 @@
-// The kernels that work row by row: norms, rotary embeddings with the write into the cache, gated activations.
+// The kernels that work row by row: rows of an embedding, norms, rotary embeddings with the write into the cache, gated
+// activations.
 #pragma once
 
 #include "kernels.h"
@@ -7,8 +8,29 @@
 namespace {
 
 using stepwire::ActMul;
+using stepwire::Lookup;
 using stepwire::Norm;
 using stepwire::Rope;
+
+template <typename T>
+Vec rounded_to(Vec value) {
+  T numbers[kWidth];
+  store(numbers, value);
+  return load(numbers);
+}
+
+template <typename T>
+void look_up(const Lookup& lookup, int64_t begin, int64_t end) {
+  const int64_t n = lookup.num_features;
+  for (int64_t row = begin; row < end; row++) {
+    const T* from = (const T*)lookup.table + lookup.ids[row] * n;
+    float* out = lookup.out + row * n;
+    for_each_vector(n, [&](int64_t i, int64_t count) {
+      const Vec value = load_some(from + i, count);
+      store_some(out + i, lookup.scale == 1.f ? value : rounded_to<T>(value * lookup.scale), count);
+    });
+  }
+}
 
 template <typename T, typename Residual>
 void add_rms_norm_to(const Norm& norm, int64_t begin, int64_t end) {
@@ -80,7 +102,8 @@ void rope_and_cache(const Rope& rope, int64_t begin, int64_t end) {
     T* query = (T*)rope.qkv + token * (num_heads + 2 * num_kv_heads) * dim;
     T* key = query + num_heads * dim;
     const T* value = key + num_kv_heads * dim;
-    const float *cos = rope.cos + token * half, *sin = rope.sin + token * half;
+    const int64_t row = rope.rows ? rope.rows[token] : token;
+    const float *cos = rope.cos + row * half, *sin = rope.sin + row * half;
     for (int64_t head = 0; head < num_heads; head++) {
       if (rope.query_norm) normalize_head(query + head * dim, rope.query_norm, dim, rope.eps);
       if (half > 0) rotate<Identity>(query + head * dim, query + head * dim, cos, sin, half, 2 * half);

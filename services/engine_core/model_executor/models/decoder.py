@@ -22,11 +22,14 @@ from engine_core.model_executor.kernels.interface import Kernels
 from engine_core.model_executor.loader import LoadedModel
 from engine_core.model_executor.model_weights import ModelWeights
 from engine_core.model_executor.models.decoder_layer import DecoderLayer, Norm, make_layer, make_norm, make_ropes
-from engine_core.model_executor.models.fused_layers import Rotation, fuse_layers
+from engine_core.model_executor.models.fused_layers import DecoderEnds, fuse_layers
 from engine_core.model_executor.models.linear import FusedLinear, LinearOptions, Reduce
 from engine_core.model_executor.models.rope import Rope
 from engine_core.model_executor.models.transformers_backend import TransformersBackend
 from stepwire.errors import InvariantViolation
+
+# cos, sin: float32 [T, R] each.
+_Rotation = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +92,16 @@ class NativeDecoder:
             make_layer(layer, index, config, ropes, self._options[index], self._reduce, self._linear_options)
             for index, layer in enumerate(decoder.layers)
         ]
-        self._fused = fuse_layers(self._kernels, layers, self.layer_groups, self._loaded.dtype)
         self._ropes: set[Rope] = {layer.rope for layer in layers}
         self._final_norm: Norm = make_norm(decoder.norm, config)
         head = self._module.lm_head
-        self._lm_head: FusedLinear | None = FusedLinear(
+        lm_head = FusedLinear(
             [head], is_shared=head.weight is decoder.embed_tokens.weight, options=self._linear_options
         )
-        linears = [self._lm_head, *(linear for layer in layers for linear in layer.linears)]
+        self._lm_head: FusedLinear | None = lm_head
+        ends = DecoderEnds(self._embedding, self._final_norm, lm_head)
+        self._fused = fuse_layers(self._kernels, layers, self.layer_groups, ends, self._loaded.dtype)
+        linears = [lm_head, *(linear for layer in layers for linear in layer.linears)]
         use_huge_pages(linear.panels.panels for linear in linears if linear.panels is not None)
 
     def unpack(self) -> None:
@@ -125,10 +130,13 @@ class NativeDecoder:
         """As `ModelBackend.forward`."""
         if self._lm_head is None:
             raise InvariantViolation("a forward pass while the weights are out of use")
+        if self._fused is not None and len(input_ids) <= self._fused.max_tokens:
+            self._hidden, logits = self._fused.run(input_ids, positions, logits_indices, context)
+            return self.logits(logits_indices) if logits is None else self._capped(logits)
         # float32: rounded to the weights' type after each of its additions it would lose more than any product does.
         residual = self._embedding(input_ids).float()
         rotations = {rope: rope(positions) for rope in self._ropes}
-        branch = self._run_all(residual, rotations, context)
+        branch = self._run_layers(residual, rotations, context)
         self._hidden = self._add_norm(residual, branch, self._final_norm, self._empty_like(residual))
         return self.logits(logits_indices)
 
@@ -136,10 +144,7 @@ class NativeDecoder:
         """As `ModelBackend.logits`."""
         if self._hidden is None or self._lm_head is None:
             raise InvariantViolation("logits before the first forward pass")
-        logits = self._lm_head(self._hidden[logits_indices])
-        if self._logits_softcap is not None:
-            logits = logits.div_(self._logits_softcap).tanh_().mul_(self._logits_softcap)
-        return logits
+        return self._capped(self._lm_head(self._hidden[logits_indices]))
 
     def hidden_states(self) -> torch.Tensor:
         """As `ModelBackend.hidden_states`."""
@@ -160,15 +165,12 @@ class NativeDecoder:
             self.pack()
         return moved_bytes
 
-    def _run_all(
-        self, residual: torch.Tensor, rotations: Mapping[Rope, Rotation], context: PagedAttention
-    ) -> torch.Tensor | None:
-        if self._fused is not None and len(residual) <= self._fused.max_tokens:
-            return self._fused.run(residual, rotations, context)
-        return self._run_layers(residual, rotations, context)
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        cap = self._logits_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _run_layers(
-        self, residual: torch.Tensor, rotations: Mapping[Rope, Rotation], context: PagedAttention
+        self, residual: torch.Tensor, rotations: Mapping[Rope, _Rotation], context: PagedAttention
     ) -> torch.Tensor | None:
         """Adds to residual; what the last layer has still to add."""
         buffers = self._buffers(residual)
@@ -184,7 +186,7 @@ class NativeDecoder:
         layer: DecoderLayer,
         residual: torch.Tensor,
         branch: torch.Tensor | None,
-        rotation: Rotation,
+        rotation: _Rotation,
         cache: LayerKVCache,
         metadata: AttentionMetadata,
         buffers: _Buffers,

@@ -12,15 +12,15 @@ class Rope:
 
     def __init__(self, inv_freq: torch.Tensor, attention_scaling: float) -> None:
         # float32 [R]
-        self._inv_freq = inv_freq.float()
-        self._attention_scaling = attention_scaling
+        self.inv_freq = inv_freq.float()
+        self.attention_scaling = attention_scaling
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [T] -> cos, sin: float32 [T, R] each."""
-        angles = positions[:, None].float() * self._inv_freq
+        angles = positions[:, None].float() * self.inv_freq
         cos, sin = angles.cos(), angles.sin()
-        if self._attention_scaling != 1.0:
-            cos, sin = cos * self._attention_scaling, sin * self._attention_scaling
+        if self.attention_scaling != 1.0:
+            cos, sin = cos * self.attention_scaling, sin * self.attention_scaling
         return cos, sin
 
 
