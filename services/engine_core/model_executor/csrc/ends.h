@@ -6,6 +6,7 @@
 #include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sin.h>
+#include <string.h>
 
 #include "linear.h"
 
@@ -83,7 +84,7 @@ inline void check_range(const Tensor& indices, int64_t limit, const char* name) 
 struct EndsCall {
   Lookup lookup;
   Norm norm;
-  // Rows of the hidden states of which logits are wanted; null: of none.
+  // Rows of the hidden states of which logits are computed here; null: of none.
   const int64_t* logits_indices;
   int64_t num_logits;
   void* gathered;
