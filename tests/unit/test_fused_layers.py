@@ -297,7 +297,7 @@ def test_tensors_that_do_not_fit_are_refused(directories, kernels):
     ]:
         wrong_batch = Batch(decoder, DECODES)
         setattr(wrong_batch, name, torch.tensor(numbers))
-        with pytest.raises(RuntimeError, match=message):
+        with pytest.raises(IndexError, match=message):
             wrong_batch.run(caches)
     other_caches = batch.caches()
     other_caches[1].keys = other_caches[1].keys.float()

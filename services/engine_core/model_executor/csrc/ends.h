@@ -77,7 +77,8 @@ inline void check_ends(const Ends& ends) {
 inline void check_range(const Tensor& indices, int64_t limit, const char* name) {
   const int64_t* numbers = indices.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < indices.size(0); i++)
-    TORCH_CHECK(numbers[i] >= 0 && numbers[i] < limit, name, " ", numbers[i], " at ", i, " is not one of ", limit);
+    TORCH_CHECK_INDEX(numbers[i] >= 0 && numbers[i] < limit, name, " ", numbers[i], " at ", i, " is not one of ",
+                      limit);
 }
 
 // One step's part of it.
