@@ -15,13 +15,16 @@ _NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _SHARE = (_END - _FIRST) // _NUM_WORKERS
 _OWN = range(_FIRST + _WORKER * _SHARE, _FIRST + (_WORKER + 1) * _SHARE)
 _CANDIDATES = random.SystemRandom().sample(_OWN, k=min(4096, _SHARE))
+_handed_out: set[int] = set()
 
 
 def free_port(*beside: int) -> int:
     """A TCP port of 127.0.0.1 where nobody listens, nor at these distances above it; each call gives another one."""
     while True:
         port = _CANDIDATES.pop()
-        if all(map(_is_free, (port, *(port + distance for distance in beside)))):
+        ports = {port, *(port + distance for distance in beside)}
+        if _handed_out.isdisjoint(ports) and all(map(_is_free, ports)):
+            _handed_out.update(ports)
             return port
 
 

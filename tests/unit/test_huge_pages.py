@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import re
 from pathlib import Path
 
@@ -14,8 +15,19 @@ SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MIB = 1 << 20
 
 pytestmark = pytest.mark.skipif(
-    not SETTING.is_file() or "[never]" in SETTING.read_text(), reason="the kernel gives no huge pages"
+    not SETTING.is_file() or "[madvise]" not in SETTING.read_text(), reason="the kernel does not leave it to programs"
 )
+
+
+@pytest.fixture
+def memory() -> mmap.mmap:
+    """32 MiB with nothing else in them."""
+    return mmap.mmap(-1, 32 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def middle_of(memory: mmap.mmap) -> torch.Tensor:
+    """16 MiB, so that whatever lies beside the memory shares no mapping with them."""
+    return torch.frombuffer(memory, dtype=torch.int32, count=4 * MIB, offset=8 * MIB)
 
 
 def huge_bytes_at(address: int) -> int:
@@ -29,27 +41,27 @@ def huge_bytes_at(address: int) -> int:
     raise AssertionError("nothing is mapped there")
 
 
-def test_what_is_written_already_moves_and_stays_what_it_is() -> None:
-    written = torch.arange(16 * MIB // 4, dtype=torch.int32)
-    before = huge_bytes_at(written.data_ptr())
-    use_huge_pages([written])
-    # Both ends share their pages with other memory, which may not be there.
-    assert huge_bytes_at(written.data_ptr() + 8 * MIB) - before >= 12 * MIB
-    assert torch.equal(written, torch.arange(16 * MIB // 4, dtype=torch.int32))
+def test_what_is_written_already_moves_and_stays_what_it_is(memory: mmap.mmap) -> None:
+    written, numbers = middle_of(memory), torch.arange(4 * MIB, dtype=torch.int32)
+    written.copy_(numbers)
+    middle = written.data_ptr() + 8 * MIB
+    assert huge_bytes_at(middle) == 0
+    use_huge_pages([written], are_written=True)
+    assert huge_bytes_at(middle) >= 14 * MIB
+    assert torch.equal(written, numbers)
 
 
-def test_what_nobody_has_written_to_takes_no_memory_yet_and_huge_pages_then() -> None:
-    untouched = torch.empty(64 * MIB, dtype=torch.uint8)
-    use_huge_pages([untouched])
-    middle = untouched.data_ptr() + 32 * MIB
-    before = huge_bytes_at(middle)
-    assert before < 32 * MIB
+def test_what_nobody_has_written_to_takes_no_memory_yet_and_huge_pages_then(memory: mmap.mmap) -> None:
+    untouched = middle_of(memory)
+    use_huge_pages([untouched], are_written=False)
+    middle = untouched.data_ptr() + 8 * MIB
+    assert huge_bytes_at(middle) == 0
     untouched.fill_(1)
-    assert huge_bytes_at(middle) - before >= 32 * MIB
+    assert huge_bytes_at(middle) >= 14 * MIB
 
 
 def test_small_tensors_and_none_at_all_are_borne() -> None:
     few = torch.ones(3)
-    use_huge_pages([few, torch.empty(0), torch.empty(4, device="meta")])
-    use_huge_pages([])
+    use_huge_pages([few, torch.empty(0), torch.empty(4, device="meta")], are_written=True)
+    use_huge_pages([], are_written=True)
     assert few.tolist() == [1, 1, 1]

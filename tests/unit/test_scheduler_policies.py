@@ -216,6 +216,42 @@ def test_a_burst_of_prompts_takes_the_whole_step(num_decodes: int, num_prompts: 
     assert (sum(engine.scheduled[1].values()) == num_decodes + whole) is is_burst
 
 
+def test_decodes_have_their_tokens_in_a_burst_of_more_important_prompts() -> None:
+    engine = DrivenScheduler(
+        max_num_batched_tokens=32,
+        num_blocks=200,
+        max_num_seqs=32,
+        prefill_tokens_beside_decodes=5,
+        scheduling_policy="priority",
+    )
+    engine.add(make_request(1, 2, max_tokens=9, priority=1), make_request(2, 2, max_tokens=9, priority=1))
+    engine.step()
+    engine.add(make_request(3, 88), *(make_request(number, 5) for number in range(4, 12)))
+    for _ in range(3):
+        engine.step()
+    assert engine.scheduled[1:4] == [{1: 1, 2: 1, 3: 30}, {1: 1, 2: 1, 3: 30}, {1: 1, 2: 1, 3: 28, 4: 2}]
+
+
+def test_a_long_queue_is_no_burst() -> None:
+    engine = DrivenScheduler(
+        max_num_batched_tokens=32, num_blocks=400, max_num_seqs=32, prefill_tokens_beside_decodes=5
+    )
+    engine.add(*(make_request(number, 2, max_tokens=9) for number in range(4)))
+    engine.step()
+    # As many tokens as four steps have, and then one more.
+    engine.add(*(make_request(10 + number, 16) for number in range(8)))
+    engine.step()
+    assert sum(engine.scheduled[1].values()) == 32
+    longer = DrivenScheduler(
+        max_num_batched_tokens=32, num_blocks=400, max_num_seqs=32, prefill_tokens_beside_decodes=5
+    )
+    longer.add(*(make_request(number, 2, max_tokens=9) for number in range(4)))
+    longer.step()
+    longer.add(make_request(10, 17), *(make_request(11 + number, 16) for number in range(7)))
+    longer.step()
+    assert sum(longer.scheduled[1].values()) == 4 + 5 * 2
+
+
 def test_beside_more_decodes_than_the_part_has_tokens_it_has_as_many_as_they() -> None:
     engine = DrivenScheduler(max_num_batched_tokens=64, num_blocks=100, max_num_seqs=8, prefill_tokens_beside_decodes=2)
     engine.add(*(make_request(number, 2, max_tokens=9) for number in range(1, 6)))

@@ -22,16 +22,16 @@ _MADV_COLLAPSE = 25
 logger = logging.getLogger(__name__)
 
 
-def use_huge_pages(tensors: Iterable[torch.Tensor]) -> None:
+def use_huge_pages(tensors: Iterable[torch.Tensor], *, are_written: bool) -> None:
     """For the memory under the tensors that lie on a CPU, and what else lies in its pages; contents stay.
 
-    Memory nobody has written to takes no page now, but will get one of these.
+    are_written: pages are there already, and are exchanged at once; else the memory gets these when it is written to.
     """
     if sys.platform != "linux":
         return
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     pages = _pages_under(tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.nbytes)
-    for advice in (mmap.MADV_HUGEPAGE, _MADV_COLLAPSE):
+    for advice in (mmap.MADV_HUGEPAGE, _MADV_COLLAPSE) if are_written else (mmap.MADV_HUGEPAGE,):
         # One by one: the kernel stops at the first it can not have, such as one that something else lies in too.
         refused = [page for page in pages if madvise(ctypes.c_void_p(page), ctypes.c_size_t(_PAGE), advice) != 0]
         if refused:

@@ -205,7 +205,7 @@ class ModelRunner:
         tensors = [
             LayerKVCache(spec, num_blocks, block_size, self._dtype, self._device) for spec in self._tensor_specs()
         ]
-        use_huge_pages(part for tensor in tensors for part in (tensor.keys, tensor.values))
+        use_huge_pages((part for tensor in tensors for part in (tensor.keys, tensor.values)), are_written=False)
         return {
             layer_idx: tensor
             for group in self._backend.layer_groups

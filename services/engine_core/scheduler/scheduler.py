@@ -122,8 +122,8 @@ class Scheduler:
         """Plan one step: expire, then running requests in order, then waiting ones. May plan nothing."""
         self.expire(now)
         token_budget = 0 if self.pause_state is PauseState.ALL else self.config.max_num_batched_tokens
-        decodes = sum(request.is_decoding for request in self.running)
-        prefill_budget = self.config.prefill_budget(decodes, len(self.requests))
+        decodes, waiting = sum(request.is_decoding for request in self.running), self.waiting
+        prefill_budget = self.config.prefill_budget(decodes, len(self.running) + len(waiting), waiting.num_tokens)
         plan = StepPlan(self.config, self._planned_step + 1, token_budget, prefill_budget)
         self._schedule_running(plan, now)
         if not plan.is_short_of_blocks:

@@ -43,11 +43,14 @@ class Rotation {
   // As models/rope.py does, so that they are the same.
   void compute(int64_t count) {
     const Tensor angles = at::arange(count, at::kLong).to(at::kFloat).unsqueeze(1) * inv_freq_;
-    cos_ = at::cos(angles);
-    sin_ = at::sin(angles);
-    if (scaling_ == 1.0) return;
-    cos_ = cos_ * scaling_;
-    sin_ = sin_ * scaling_;
+    Tensor cos = at::cos(angles), sin = at::sin(angles);
+    if (scaling_ != 1.0) {
+      cos = cos * scaling_;
+      sin = sin * scaling_;
+    }
+    // Both or none, when there is no memory for them.
+    cos_ = std::move(cos);
+    sin_ = std::move(sin);
   }
 
   Tensor inv_freq_, cos_, sin_;

@@ -128,7 +128,7 @@ void multiply_rows(const PackedProduct& p, int64_t panel, int64_t row, int64_t r
 
 template <typename Product, typename T>
 struct FewRows {
-  static constexpr int64_t kMost = 4096, kMostOfLayers = 4096;
+  static constexpr int64_t kMost = 1024, kMostOfLayers = 4096;
   // With four vectors of columns: their sums and what those are made of just fit the registers.
   static constexpr int64_t kRows = 6;
   // With more blocks a panel takes longer to multiply than to read.

@@ -120,7 +120,7 @@ def _disagreement(native: NativeDecoder, loaded: LoadedModel, expected: torch.Te
     context = PagedAttention(caches, dict.fromkeys(caches, metadata))
     try:
         logits = native.forward(_token_ids(loaded, native.vocab_size), on_device, on_device, context)
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         # A check of a kernel, or of torch.
         return f"a failure on a few tokens ({error})"
     difference = float((logits.float() - expected.float()).norm() / expected.float().norm())

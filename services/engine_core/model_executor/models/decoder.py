@@ -102,7 +102,7 @@ class NativeDecoder:
         ends = DecoderEnds(self._embedding, self._final_norm, lm_head)
         self._fused = fuse_layers(self._kernels, layers, self.layer_groups, ends, self._loaded.dtype)
         linears = [lm_head, *(linear for layer in layers for linear in layer.linears)]
-        use_huge_pages(linear.panels.panels for linear in linears if linear.panels is not None)
+        use_huge_pages((linear.panels.panels for linear in linears if linear.panels is not None), are_written=True)
 
     def unpack(self) -> None:
         """Give the weights back to the module; nothing runs before the next `pack`."""

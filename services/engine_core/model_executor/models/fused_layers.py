@@ -1,4 +1,4 @@
-"""The native decoder from token ids to logits in one call of the C++ kernels, for a step of few tokens.
+"""The native decoder from token ids to logits in one call of the C++ kernels, for a step of up to some thousand tokens.
 
 Operation by operation such a step spends much of its time on waking threads up, and on what only one of them does.
 Computes what the loop of `decoder.py` does, with the same kernels; made anew whenever the weights are packed. Owner:
@@ -85,6 +85,8 @@ class FusedLayers:
         return hidden, logits
 
     def _set_caches(self, of_layers: Mapping[int, LayerKVCache]) -> None:
+        # Without its callback: nobody may forget the new ones when the old ones go.
+        self._known_cache = None
         caches = [of_layers[index] for index in self._indices]
         self._layers.set_caches([cache.keys for cache in caches], [cache.values for cache in caches])
         # Without a reference to this object: in a cycle the weights would wait for the garbage collector.
@@ -138,6 +140,8 @@ def fuse_layers(
 def embedding_scale(embedding: Any) -> float | None:
     """What rows of its table are multiplied by; None for a module that does more than look them up and scale them."""
     if not isinstance(embedding, torch.nn.Embedding) or embedding.max_norm is not None:
+        return None
+    if not embedding.weight.is_contiguous():
         return None
     if type(embedding) is torch.nn.Embedding:
         return 1.0

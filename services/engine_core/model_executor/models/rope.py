@@ -12,7 +12,7 @@ class Rope:
 
     def __init__(self, inv_freq: torch.Tensor, attention_scaling: float) -> None:
         # float32 [R]
-        self.inv_freq = inv_freq.float()
+        self.inv_freq = inv_freq.float().contiguous()
         self.attention_scaling = attention_scaling
 
     def __call__(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
