@@ -93,7 +93,8 @@ class EngineSettings(Settings):
     prefill_tokens_beside_decodes: int = Field(
         -1,
         ge=-1,
-        description="Tokens of prompts in a step that also decodes, more beside many decodes and for many prompts, all of it for a burst; "
+        description="Tokens of prompts in a step that also decodes, more beside many decodes and for many prompts, "
+        "all that fit for a burst; "
         "0 = no limit, -1 = on a CPU as many as make a step of 8 decodes 1.6 times as long (measured), else none.",
     )
     max_num_partial_prefills: int = Field(
