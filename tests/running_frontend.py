@@ -80,6 +80,17 @@ class RunningFrontend:
             found = read(f"stepwire_frontend_{name}", labels)
             raise AssertionError(f"{name} {labels} is still {found} and not {number}") from None
 
+    async def wait_for_tokens(self, number: int, request_id: str = "") -> None:
+        """Return when the stream of a request, this one or any, has written so many."""
+
+        def has_written() -> bool:
+            flights = self.process.frontend._in_flight.items()
+            return any(flight.tokens_emitted == number and request_id in ("", name) for (_, name), flight in flights)
+
+        async with asyncio.timeout(WAIT_S):
+            while not has_written():  # noqa: ASYNC110  # a counter tells nobody
+                await asyncio.sleep(0)
+
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return when the condition holds; looked at whenever engines come, go or change."""
         async with asyncio.timeout(WAIT_S):

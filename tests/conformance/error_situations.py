@@ -15,6 +15,7 @@ import pytest
 from conformance.error_worlds import RICH, World
 from conformance.runners import Reply
 from fakes.fake_engine import FakeEngine
+from fakes.late_errors import fail_after, halt_after, written
 from running_frontend import NOT_SERVING, request
 from stepwire.engine.v1 import engine_core_pb2
 from stepwire.grpc_errors import REASONS
@@ -49,8 +50,12 @@ def failed_in_the_engine(reason: str, grpc_code: int, after: int) -> Situation:
 
     async def situation(world: World, call: Call) -> Reply:
         error = _engine_error(reason, grpc_code)
-        world.engine.fail = lambda add, index: error if index == after else None
-        return await call()
+        if not after:
+            world.engine.fail = lambda add, index: error
+            return await call()
+        reply = asyncio.ensure_future(call())
+        await fail_after(world.engine, world.frontend, after, error)
+        return await reply
 
     return situation
 
@@ -86,21 +91,17 @@ async def until_it_is_refused(world: World, call: Call) -> Reply:
 
 async def engine_dies_before_the_first_token(world: World, call: Call) -> Reply:
     world.engine.may_step.clear()
-    return await _died(world, call, lambda: world.engine.num_live == 1)
+    return await _died(world, call, world.engine.wait_until(lambda: world.engine.num_live == 1))
 
 
 async def engine_dies_after_tokens(world: World, call: Call) -> Reply:
-    def stop_before(add: engine_core_pb2.EngineCoreRequest, index: int) -> None:
-        if index == NUM_TOKENS_BEFORE - 1:
-            world.engine.may_step.clear()
-
-    world.engine.fail = stop_before
-    return await _died(world, call, lambda: not world.engine.may_step.is_set())
+    halt_after(world.engine, NUM_TOKENS_BEFORE)
+    return await _died(world, call, written(world.engine, world.frontend, NUM_TOKENS_BEFORE))
 
 
-async def _died(world: World, call: Call, is_time: Callable[[], bool]) -> Reply:
+async def _died(world: World, call: Call, its_time: Awaitable[None]) -> Reply:
     reply = asyncio.ensure_future(call())
-    await world.engine.wait_until(is_time)
+    await its_time
     await world.engine.die("out of luck", "ValueError")
     await reply
     await world.revive()

@@ -55,14 +55,17 @@ def runner(request: pytest.FixtureRequest, frontend: RunningFrontend) -> Any:
         yield runner
 
 
-async def test_an_answer_goes_on_at_another_engine(runner: Runner, engines: list[FakeEngine]):
+async def test_an_answer_goes_on_at_another_engine(
+    runner: Runner, frontend: RunningFrontend, engines: list[FakeEngine]
+):
     undisturbed = await asyncio.to_thread(runner.call, METHOD, REQUEST)
     assert len(checks.token_ids_of(undisturbed)) == NUM_TOKENS
     for engine in engines:
         engine.adds.clear()
         engine.fail = halting(engine)
     reply_to_come = asyncio.create_task(asyncio.to_thread(runner.call, METHOD, REQUEST, resume=True))
-    await asyncio.wait([asyncio.create_task(dying(engine)) for engine in engines], return_when=asyncio.FIRST_COMPLETED)
+    deaths = [asyncio.create_task(dying(engine, frontend)) for engine in engines]
+    await asyncio.wait(deaths, return_when=asyncio.FIRST_COMPLETED)
     reply = await reply_to_come
 
     checks.check(reply, {"kinds": ["accepted", "delta", "finished"]}, {})
@@ -92,6 +95,7 @@ def halting(engine: FakeEngine) -> Any:
     return halt
 
 
-async def dying(engine: FakeEngine) -> None:
+async def dying(engine: FakeEngine, frontend: RunningFrontend) -> None:
     await engine.wait_until(lambda: not engine.may_step.is_set())
+    await frontend.wait_for_tokens(NUM_BEFORE_DEATH)
     await engine.die()

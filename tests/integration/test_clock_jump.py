@@ -42,6 +42,7 @@ async def test_no_latency_has_a_jump_of_the_wall_clock_in_it(
     clock.ahead_s += JUMP_S
     engine.may_step.set()
     assert (await stream.next()).HasField("delta")
+    await engine.wait_until(lambda: not engine.may_step.is_set())
     clock.ahead_s += JUMP_S
     engine.may_step.set()
     await stream.rest()

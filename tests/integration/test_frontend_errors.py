@@ -10,6 +10,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection
 
 from fakes.fake_engine import FakeEngine
+from fakes.late_errors import fail_after
 from running_frontend import RunningFrontend, failure_of, request, running_frontend
 from stepwire.engine.v1 import engine_core_pb2
 from stepwire.v1 import common_pb2, generation_service_pb2, model_service_pb2, tokenization_service_pb2
@@ -178,13 +179,13 @@ async def test_refusal_of_the_engine_reaches_the_caller_before_any_header(
 
 async def test_request_that_fails_alone_is_internal_and_others_go_on(frontend: RunningFrontend, engine: FakeEngine):
     error = common_pb2.EngineError(reason="REQUEST_FAILED", message="odd", grpc_code=13, retryable=True)
-    engine.fail = lambda add, index: error if add.request_id == "bad" and index == 2 else None
     engine.may_step.clear()
     other = frontend.stream(request(max_tokens=50))
     await other.next()
     bad = frontend.stream(request(max_tokens=50, request_id="bad"))
     await bad.next()
     engine.may_step.set()
+    await fail_after(engine, frontend, 2, error, "bad")
 
     failure = await bad.failure()
     assert (failure.code, failure.reason) == (Code.INTERNAL, "REQUEST_FAILED")

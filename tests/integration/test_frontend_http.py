@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from fakes.fake_engine import FakeEngine
+from fakes.late_errors import fail_after
 from free_ports import free_port
 from running_frontend import SERVING, RunningFrontend, running_frontend
 from stepwire.v1 import common_pb2
@@ -190,10 +191,13 @@ async def test_an_error_before_the_first_token_is_a_status_also_of_a_stream(
     assert caught.value.code == "grammar_invalid"
 
 
-async def test_an_error_after_the_first_token_is_an_event_and_the_end(http: httpx2.AsyncClient, engine: FakeEngine):
+async def test_an_error_after_the_first_token_is_an_event_and_the_end(
+    http: httpx2.AsyncClient, frontend: RunningFrontend, engine: FakeEngine
+):
     error = common_pb2.EngineError(reason="REQUEST_FAILED", message="odd", grpc_code=13)
-    engine.fail = lambda add, index: error if index == 2 else None
+    late = asyncio.create_task(fail_after(engine, frontend, 2, error))
     response = await http.post("/v1/completions", json={**PROMPT, "stream": True})
+    await late
     assert response.status_code == 200
     assert "[DONE]" not in response.text
     last = [part for part in response.text.split("\n\n") if part][-1]
@@ -202,13 +206,16 @@ async def test_an_error_after_the_first_token_is_an_event_and_the_end(http: http
     assert json.loads(data.removeprefix("data: "))["error"]["code"] == "request_failed"
 
 
-async def test_openais_client_raises_on_that_event(client: openai.AsyncOpenAI, engine: FakeEngine):
+async def test_openais_client_raises_on_that_event(
+    client: openai.AsyncOpenAI, frontend: RunningFrontend, engine: FakeEngine
+):
     error = common_pb2.EngineError(reason="REQUEST_FAILED", message="odd", grpc_code=13)
-    engine.fail = lambda add, index: error if index == 2 else None
+    late = asyncio.create_task(fail_after(engine, frontend, 2, error))
     stream = await client.completions.create(**PROMPT, stream=True)
     with pytest.raises(openai.APIError, match="odd"):
         async for _ in stream:
             pass
+    await late
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -12,6 +12,7 @@ from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
 from smg_grpc_proto.generated import common_pb2
 
 from fakes.fake_engine import FakeEngine
+from fakes.late_errors import fail_after
 from running_frontend import SERVING, RunningFrontend, failure_of, request, running_frontend
 from stepwire.v1 import common_pb2 as own_pb
 
@@ -193,10 +194,11 @@ async def test_an_id_in_flight_is_already_there_for_both_services(gateway, front
     await read(call)
 
 
-async def test_a_failure_of_the_engine_in_the_middle_is_a_status(gateway, engine: FakeEngine):
+async def test_a_failure_of_the_engine_in_the_middle_is_a_status(gateway, frontend, engine: FakeEngine):
     error = own_pb.EngineError(reason="REQUEST_FAILED", message="no", grpc_code=13)
-    engine.fail = lambda request, index: error if index == 2 else None
+    late = asyncio.create_task(fail_after(engine, frontend, 2, error))
     failure = await failure_of(read(gateway.Generate(ask(stream=True))))
+    await late
     assert (failure.code, failure.reason) == (Code.INTERNAL, "REQUEST_FAILED")
     assert failure.info.metadata["tokens_emitted"] == "2"
 
