@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import mmap
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -65,3 +68,23 @@ def test_small_tensors_and_none_at_all_are_borne() -> None:
     use_huge_pages([few, torch.empty(0), torch.empty(4, device="meta")], are_written=True)
     use_huge_pages([], are_written=True)
     assert few.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("reason", "num_asked"), [(errno.ENOMEM, 1), (errno.EINVAL, 8)])
+def test_memory_in_pieces_ends_the_exchange_and_a_page_that_can_not_be_had_does_not(
+    memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, reason: int, num_asked: int
+) -> None:
+    asked: list[int] = []
+
+    def madvise(page: ctypes.c_void_p, num_bytes: ctypes.c_size_t, advice: int) -> int:
+        if advice == mmap.MADV_HUGEPAGE:
+            return 0
+        asked.append(page.value or 0)
+        ctypes.set_errno(reason)
+        return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(madvise=madvise))
+    begin = (torch.frombuffer(memory, dtype=torch.uint8).data_ptr() + 2 * MIB - 1) // (2 * MIB) * 2 * MIB
+    offset = begin - torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    use_huge_pages([torch.frombuffer(memory, dtype=torch.uint8, count=16 * MIB, offset=offset)], are_written=True)
+    assert asked == [begin + number * 2 * MIB for number in range(num_asked)]

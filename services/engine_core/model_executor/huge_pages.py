@@ -7,6 +7,7 @@ kernel decides; without such pages everything works as before, slower.
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import mmap
 import os
@@ -29,14 +30,26 @@ def use_huge_pages(tensors: Iterable[torch.Tensor], *, are_written: bool) -> Non
     """
     if sys.platform != "linux":
         return
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
     pages = _pages_under(tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.nbytes)
     for advice in (mmap.MADV_HUGEPAGE, _MADV_COLLAPSE) if are_written else (mmap.MADV_HUGEPAGE,):
-        # One by one: the kernel stops at the first it can not have, such as one that something else lies in too.
-        refused = [page for page in pages if madvise(ctypes.c_void_p(page), ctypes.c_size_t(_PAGE), advice) != 0]
-        if refused:
-            why = os.strerror(ctypes.get_errno())
-            logger.debug("madvise %d not given for %d of %d huge pages: %s", advice, len(refused), len(pages), why)
+        _advise(pages, advice)
+
+
+def _advise(pages: list[int], advice: int) -> None:
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    num_given, reason = 0, 0
+    # One by one: the kernel stops at the first it can not have, such as one that something else lies in too.
+    for page in pages:
+        if madvise(ctypes.c_void_p(page), ctypes.c_size_t(_PAGE), advice) == 0:
+            num_given += 1
+            continue
+        reason = ctypes.get_errno()
+        # Memory is in pieces: for each of the others the kernel would look for a whole one again, for a long time.
+        if reason == errno.ENOMEM:
+            break
+    if reason:
+        num_refused, why = len(pages) - num_given, os.strerror(reason)
+        logger.debug("madvise %d not given for %d of %d huge pages: %s", advice, num_refused, len(pages), why)
 
 
 def _pages_under(tensors: Iterable[torch.Tensor]) -> list[int]:
