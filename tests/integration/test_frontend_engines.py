@@ -480,7 +480,7 @@ async def test_an_engine_that_cannot_be_reached_is_named_with_its_reason_once(
     logger.addHandler(heard)
     try:
         async with running_frontend(engine.endpoint, cache_dir=tmp_path / "cache") as running:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 await heard.has_come.wait()
             await engine.start(engine.port)
             await running.wait_for_health(SERVING)
