@@ -23,12 +23,13 @@ from stepwire.v1 import generation_service_pb2_grpc
 READY = grpc.ChannelConnectivity.READY
 IDENTITY = ClientIdentity("test", "session", "")
 SHORT_MS, CALM_MS = 200, 400
-# Of a machine that is busy with other things, a pong takes a while.
 SILENCE_MS = 500
+# Of a machine that is busy with other things, a pong takes a while.
+PONG_MS = 2000
 KEEPALIVE = {
-    "grpc.http2.ping_timeout_ms": SILENCE_MS,
+    "grpc.http2.ping_timeout_ms": PONG_MS,
     "grpc.keepalive_time_ms": SILENCE_MS,
-    "grpc.keepalive_timeout_ms": SILENCE_MS,
+    "grpc.keepalive_timeout_ms": PONG_MS,
 }
 MIN_PING_INTERVAL = "grpc.http2.min_ping_interval_without_data_ms"
 # On the wire: nine bytes of head and eight of content.
