@@ -31,14 +31,14 @@ class FuzzedProcesses:
     def check_unharmed(self) -> None:
         """Both processes run and answer, no KV block is in use, and neither has logged a failure."""
         for _ in range(_MAX_POLLS):
-            answer = self.frontend.generation.Generate(request(), timeout=20)
+            answer = self.frontend.generation.Generate(request(), timeout=30)
             assert answer.usage.completion_tokens == 4
             if all(self.engine.metric(rf"{name}\{{.*\}}") == 0 for name in IDLE_METRICS):
                 break
         else:
             raise AssertionError("the engine does not become idle")
-        assert urllib.request.urlopen(f"{self.http_url}/health", timeout=20).status == 200
-        wait_until_zero(self.frontend, "stepwire_frontend_live_handles")
+        assert urllib.request.urlopen(f"{self.http_url}/health", timeout=30).status == 200
+        wait_until_zero(self.frontend, "stepwire_frontend_live_handles", within_s=30)
         for log in (self.engine.log, self.frontend.log):
             assert [line for line in log if _FAULT.search(line)] == [], "".join(log[-60:])
         assert self.engine.process.poll() is None

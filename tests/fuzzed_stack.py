@@ -64,7 +64,7 @@ class FuzzedStack:
         """Idle to the last block, nothing left, nothing complained of, and still answering."""
         await self._check_answers()
         await self.frontend.wait_idle()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while not (self._engine_is_idle() and self._is_counted()):
                 await self._check_answers()
         self._check_frontend()
@@ -80,13 +80,13 @@ class FuzzedStack:
         return all(handled[method] == number for method, number in started.items() if "Health" not in method)
 
     async def _check_answers(self) -> None:
-        answer = await self.frontend.generation.Generate(request(), timeout=20)
+        answer = await self.frontend.generation.Generate(request(), timeout=30)
         assert answer.usage.completion_tokens == 4
         message = chat_service_pb2.Message(
             role=chat_service_pb2.ROLE_USER, content=[chat_service_pb2.ContentPart(text="hello")]
         )
-        await self.frontend.chat.Chat(chat_service_pb2.ChatRequest(messages=[message]), timeout=20)
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.http_port}", timeout=20) as http:
+        await self.frontend.chat.Chat(chat_service_pb2.ChatRequest(messages=[message]), timeout=30)
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.http_port}", timeout=30) as http:
             response = await http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 4})
         assert response.status_code == 200
 
@@ -129,7 +129,7 @@ class FuzzedStack:
     async def _check_tasks(self) -> None:
         """Those of ended calls need some turns of the loop to go."""
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while self._new_tasks():
                     await asyncio.wait(self._new_tasks(), timeout=0.1)
         except TimeoutError:

@@ -181,7 +181,7 @@ def test_grpc_errors_and_logs_have_nothing_of_requests(target: FuzzedProcesses) 
     @settings(max_examples=300, database=None, suppress_health_check=list(hypothesis.HealthCheck))
     def check(message: Message) -> None:
         try:
-            caller(target, message)(without_names(message), timeout=10)
+            caller(target, message)(without_names(message), timeout=30)
             return
         except grpc.RpcError as error:
             told = f"{error.code()} {error.details()} {error.trailing_metadata()}"
@@ -209,7 +209,7 @@ def test_http_errors_and_logs_have_nothing_of_bodies(target: FuzzedProcesses) ->
         )
     )
 
-    with httpx2.Client(base_url=target.http_url, timeout=10) as http:
+    with httpx2.Client(base_url=target.http_url, timeout=30) as http:
 
         @given(requests)
         @settings(max_examples=200, database=None, suppress_health_check=list(hypothesis.HealthCheck))
@@ -233,11 +233,11 @@ def test_logs_have_nothing_of_answers(target: FuzzedProcesses) -> None:
     chat = chat_service_pb2.ChatRequest(messages=_CHAT.messages, stop=few, structured_output=constraint)
     guided = {"prompt": "hello", "max_tokens": num_tokens, "guided_choice": [SPOKEN]}
     message = request("hello", max_tokens=num_tokens, structured_output=constraint)
-    with httpx2.Client(base_url=target.http_url, timeout=10) as http:
+    with httpx2.Client(base_url=target.http_url, timeout=30) as http:
         texts = [
-            frontend.generation.Generate(message, timeout=10).completions[0].text,
-            "".join(part.delta.text for part in frontend.generation.GenerateStream(message, timeout=10)),
-            frontend.chat.Chat(chat, timeout=10).choices[0].message.content[0].text,
+            frontend.generation.Generate(message, timeout=30).completions[0].text,
+            "".join(part.delta.text for part in frontend.generation.GenerateStream(message, timeout=30)),
+            frontend.chat.Chat(chat, timeout=30).choices[0].message.content[0].text,
             http.post("/v1/completions", json=guided).json()["choices"][0]["text"],
         ]
     assert texts == [CANARY] * len(texts)
@@ -245,7 +245,7 @@ def test_logs_have_nothing_of_answers(target: FuzzedProcesses) -> None:
     [word_id] = byte_level_tokenizer().encode(" café")
     prompt = next(token_id for token_id in range(FAKE_VOCAB_SIZE) if next_token([token_id]) == word_id)
     body = {"prompt": [prompt], "max_tokens": 1, "stream": True}
-    with httpx2.Client(base_url=target.http_url, timeout=10) as http:
+    with httpx2.Client(base_url=target.http_url, timeout=30) as http:
         assert " café" in http.post("/v1/completions", json=body).text
     assert_not_logged(target, CANARY, SPOKEN, "café", r"caf\xe9", r"caf\u00e9")
 

@@ -55,7 +55,7 @@ async def test_every_kind_of_call_carries_the_credentials(guarded: Guarded):
             assert client.generate(request()).completions[0].text
             assert list(client.generate_stream(request()))[-1].HasField("finished")
         with AdminClient(guarded.admin_target, credentials=credentials) as admin:
-            admin.call(admin.stub.GetDrainStatus, admin_service_pb2.GetDrainStatusRequest(), timeout_s=10)
+            admin.call(admin.stub.GetDrainStatus, admin_service_pb2.GetDrainStatusRequest(), timeout_s=30)
 
     await asyncio.to_thread(use)
 
@@ -63,7 +63,7 @@ async def test_every_kind_of_call_carries_the_credentials(guarded: Guarded):
 async def test_without_a_token_or_a_certificate_nobody_comes_in(guarded: Guarded):
     def code(credentials: Credentials) -> grpc.StatusCode:
         with Client(guarded.target, credentials=credentials) as client, pytest.raises(CallError) as caught:
-            client.generate(request(), timeout_s=10)
+            client.generate(request(), timeout_s=30)
         return caught.value.code
 
     assert await asyncio.to_thread(code, Credentials(**guarded.tls)) is grpc.StatusCode.UNAUTHENTICATED

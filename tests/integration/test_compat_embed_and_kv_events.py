@@ -13,7 +13,7 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto import vllm_engine_pb2_grpc as pb_grpc
 from smg_grpc_proto.generated import common_pb2
 
-from fakes.fake_engine import FakeEngine
+from fakes.fake_engine import WAIT_S, FakeEngine
 from fakes.fake_pooling import HIDDEN_SIZE, wire_vector
 from frontend.api.compat.kv_events_messages import KvBatches
 from frontend.engine_client.kv_events import AllCleared, BlocksRemoved, BlocksStored, KvChanges
@@ -106,13 +106,13 @@ async def test_nothing_is_relayed_unless_the_operator_wants_it(engine: FakeEngin
 async def test_headers_come_before_there_is_anything_to_tell(gateway, engine: FakeEngine):
     engine.kv_feed.is_on = True
     call = subscribe(gateway, 77)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await call.initial_metadata()
         await engine.kv_feed.has_begun.wait()
     assert engine.kv_feed.starts == [77]
     call.cancel()
     # The engine gets its thread back.
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await engine.kv_feed.is_over.wait()
 
 
@@ -183,7 +183,7 @@ async def test_the_end_of_the_frontend_ends_the_relay(engine: FakeEngine, tmp_pa
         await call.initial_metadata()
         running.process.request_stop(at_once=True)
         assert (await failure_of(call.read())).code is Code.UNAVAILABLE
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await engine.kv_feed.is_over.wait()
 
 

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from fakes.fake_engine import FakeEngine
+from fakes.fake_engine import WAIT_S, FakeEngine
 from running_frontend import CHANNEL_OPTIONS, SERVING, RunningFrontend, Stream, failure_of, request, running_frontend
 from stepwire import grpc_options
 from stepwire.v1 import generation_service_pb2_grpc
@@ -36,7 +36,7 @@ async def shortened(engine: FakeEngine, cache_dir: Path, **times_ms: int) -> Asy
 @asynccontextmanager
 async def connection(running: RunningFrontend) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{running.process.port}", options=CHANNEL_OPTIONS) as channel:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await channel.channel_ready()
         yield channel
 
@@ -47,7 +47,7 @@ def stream_of(channel: grpc.aio.Channel) -> Stream:
 
 async def wait_told_to_leave(channel: grpc.aio.Channel) -> None:
     """Until the server has asked the client to make a new connection."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         await channel.wait_for_state_change(READY)
 
 
@@ -75,7 +75,7 @@ async def test_what_still_runs_at_the_end_of_the_grace_of_an_old_connection_ends
         await running.wait_until(lambda: running.process.frontend.is_serving)
         engine.may_step.clear()
         async with connection(running) as channel:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 failure = await failure_of(stream_of(channel).rest())
             assert failure.code is grpc.StatusCode.UNAVAILABLE
         # The engine is told as after any disconnect.

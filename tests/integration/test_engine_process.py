@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from engine_core.server import MAX_STREAMS
 from fakes.fake_executor import HANG_TOKEN, SLOW_TOKEN
-from running_engine import EngineStream, RunningEngine, engine_request, running_engine
+from running_engine import TIMEOUT_S, EngineStream, RunningEngine, engine_request, running_engine
 from stepwire.engine.v1 import engine_core_pb2 as pb
 
 SERVICE = "stepwire.engine.v1.EngineCoreService"
@@ -88,11 +88,11 @@ def test_the_parents_end_is_the_engines_end() -> None:
         engine.process.stdin.close()
         assert stream.rest() is grpc.StatusCode.OK
         assert stream.finishes[1].reason == pb.ENGINE_FINISH_REASON_ABORTED
-        assert engine.process.wait(20) == 0
+        assert engine.wait() == 0
 
 
 def test_an_orphan_ends_when_its_owner_is_the_session() -> None:
-    with running_engine("--owner", "session", "--orphan-timeout-s", "0.5", "--stall-warn-s", "0.4") as engine:
+    with running_engine("--owner", "session", "--orphan-timeout-s", "3", "--stall-warn-s", "0.4") as engine:
         stream = engine.connect()
         stream.next()
         stream.call.cancel()
@@ -145,7 +145,7 @@ def test_loading_does_not_count_as_being_an_orphan() -> None:
 
 @pytest.mark.regression(25)
 def test_connect_waits_for_the_model_and_is_told_when_it_fails() -> None:
-    with running_engine("--fake-load-s", "1", "--fake-load-error", "no such model") as engine:
+    with running_engine("--fake-load-s", "3", "--fake-load-error", "no such model") as engine:
         with pytest.raises(grpc.RpcError) as caught:
             engine.connect().next()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -192,7 +192,7 @@ def test_streams_beyond_the_limit_are_refused_and_health_still_answers() -> None
             with pytest.raises(grpc.RpcError) as caught:
                 engine.stub.Connect(iter([pb.ConnectRequest()])).next()
             refused = caught.value.code()
-        assert health.Check(health_pb2.HealthCheckRequest(), timeout=10).status
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=30).status
         for call in silent:
             call.cancel()
 
@@ -214,11 +214,18 @@ def test_a_second_engine_on_the_same_port_fails_with_one_sentence() -> None:
 def test_an_idle_engine_uses_no_cpu() -> None:
     with running_engine() as engine:
         engine.connect().next()
-        before, started = cpu_seconds(engine), time.monotonic()
-        while time.monotonic() - started < 2:
-            select_nothing()
-        # The monitor wakes once a second; a loop that polls would use a whole core.
-        assert cpu_seconds(engine) - before <= 0.1
+        # What the start has left to do may take a while. The monitor wakes once a second; a loop that polls would use
+        # a whole core, for ever.
+        give_up = time.monotonic() + TIMEOUT_S
+        while (used := cpu_seconds_in_two(engine)) > 0.1:
+            assert time.monotonic() < give_up, f"{used} s in two seconds"
+
+
+def cpu_seconds_in_two(engine: RunningEngine) -> float:
+    before, started = cpu_seconds(engine), time.monotonic()
+    while time.monotonic() - started < 2:
+        select_nothing()
+    return cpu_seconds(engine) - before
 
 
 def cpu_seconds(engine: RunningEngine) -> float:

@@ -12,7 +12,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from fakes.fake_engine import WAIT_S, FakeEngine
 from frontend.engine_client.clock_offset import ClockOffset
-from running_frontend import SERVING, request, running_frontend
+from running_frontend import SERVING, Stream, request, running_frontend
+from stepwire.engine.v1 import engine_core_pb2
 
 # The machine of the engine has been up for four months longer.
 AHEAD_NS = 10_000_000 * 1_000_000_000
@@ -22,19 +23,42 @@ Serve = Callable[..., Awaitable[ReadableSpan]]
 
 @pytest.fixture
 def serve(engine: FakeEngine, exported: InMemorySpanExporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """One request, behind the first pong; its span of the engine's work."""
-    has_pong, note = asyncio.Event(), ClockOffset.note
+    """One request, behind the first pong; its span of the engine's work.
 
-    def note_and_tell(clock: ClockOffset, *ping: float) -> None:
-        note(clock, *ping)
+    `has_pauses`: as long as that ping has taken, before the request is scheduled and before its last token.
+    """
+    has_pong, note = asyncio.Event(), ClockOffset.note
+    round_trip_s = 0.0
+
+    def note_and_tell(clock: ClockOffset, sent: float, received: float, engine_ns: int) -> None:
+        nonlocal round_trip_s
+        note(clock, sent, received, engine_ns)
+        round_trip_s = max(round_trip_s, received - sent)
         has_pong.set()
 
-    async def serve_one(**fields: object) -> ReadableSpan:
+    async def pause_twice(stream: Stream) -> None:
+        await stream.next()
+        for _ in range(2):
+            await asyncio.sleep(round_trip_s)
+            engine.may_step.set()
+            await engine.wait_until(lambda: not engine.may_step.is_set())
+
+    def halt_at_the_ends(add: engine_core_pb2.EngineCoreRequest, index: int) -> None:
+        if index in (0, 2):
+            engine.may_step.clear()
+
+    async def serve_one(*, has_pauses: bool = False, **fields: object) -> ReadableSpan:
         async with running_frontend(engine.endpoint, cache_dir=tmp_path) as frontend:
             await frontend.wait_for_health(SERVING)
             if engine.answers_pings:
                 await asyncio.wait_for(has_pong.wait(), WAIT_S)
-            await frontend.stream(request(max_tokens=3, **fields)).rest()
+            if has_pauses:
+                engine.may_step.clear()
+                engine.fail = halt_at_the_ends
+            stream = frontend.stream(request(max_tokens=3, **fields))
+            if has_pauses:
+                await pause_twice(stream)
+            await stream.rest()
             await frontend.wait_idle()
         (span,) = (span for span in exported.get_finished_spans() if span.name == "engine_core.request")
         return span
@@ -45,7 +69,8 @@ def serve(engine: FakeEngine, exported: InMemorySpanExporter, tmp_path: Path, mo
 
 async def test_they_are_there_in_order_and_within_the_span(engine: FakeEngine, serve: Serve) -> None:
     engine.clock_ahead_ns = AHEAD_NS
-    span = await serve()
+    # An estimate is off by half a round trip at most: its events stay apart.
+    span = await serve(has_pauses=True)
     assert [event.name for event in span.events] == NAMES
     times = [span.start_time, *(event.timestamp for event in span.events), span.end_time]
     assert times == sorted(times)

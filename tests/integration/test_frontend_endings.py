@@ -8,7 +8,7 @@ import logging
 import grpc
 import pytest
 
-from fakes.fake_engine import FakeEngine
+from fakes.fake_engine import WAIT_S, FakeEngine
 from frontend.api import answering
 from frontend.api.generation import GenerationService
 from running_frontend import SERVING, RunningFrontend, failure_of, request, running_frontend
@@ -114,8 +114,9 @@ async def run_with_deadline(frontend: RunningFrontend, deadline_in_s: float) -> 
 
     async def run() -> None:
         inner = frontend.process.frontend
+        # Before its time begins: nothing waits from there to the engine.
+        processed = await inner.model.input_processor.process(request(), request_id="r1")
         async with inner.generation("r1", caller="", deadline_in_s=deadline_in_s) as generation:
-            processed = await generation.model.input_processor.process(request(), request_id="r1")
             generation.submit(processed)
             while await generation.next():
                 pass
@@ -187,11 +188,13 @@ async def test_a_slow_client_that_never_reads_holds_no_handler(engine: FakeEngin
     method = "/stepwire.v1.GenerationService/GenerateStream"
     async with running_frontend(engine.endpoint, cache_dir=tmp_path, slow_client_bytes=20_000) as running:
         await running.wait_for_health(SERVING)
+        engine.may_step.clear()
         slow = running.stream(request("hello " * 60, max_tokens=90_000_000))
         await slow.next()
         handlers = [task for task in asyncio.all_tasks() if method in task.get_name()]
         assert len(handlers) == 1
-        _, still_running = await asyncio.wait(handlers, timeout=20)
+        engine.may_step.set()
+        _, still_running = await asyncio.wait(handlers, timeout=WAIT_S)
         assert not still_running
         await running.wait_for_metric(1, "rpcs_handled_total", grpc_method=method, grpc_code="RESOURCE_EXHAUSTED")
         assert running.maps == (0, 0)

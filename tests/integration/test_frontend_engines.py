@@ -287,9 +287,17 @@ async def test_requests_are_spread_and_the_smallest_context_counts(
     async with running_frontend(engine.endpoint, second_engine.endpoint, cache_dir=tmp_path) as running:
         await both_attached(running)
         info = await running.models.GetModel(model_service_pb2.GetModelRequest())
-        engine.may_step.clear()
-        second_engine.may_step.clear()
-        streams = await open_streams(running, 8)
+        for one in (engine, second_engine):
+            one.may_step.clear()
+            # No stats before all are sent: it would be a matter of luck whose come first.
+            one.may_admit.clear()
+        opening = asyncio.create_task(open_streams(running, 8))
+        async with asyncio.timeout(WAIT_S):
+            while running.process.frontend.pool.num_routes < 8:  # noqa: ASYNC110  # a counter tells nobody
+                await asyncio.sleep(0)
+        for one in (engine, second_engine):
+            one.may_admit.set()
+        streams = await opening
         assert (len(engine.adds), len(second_engine.adds)) == (4, 4)
         # Each stats came with the news that a request is queued, and counts it.
         connections = running.process.frontend.pool.connections
@@ -472,7 +480,7 @@ async def test_an_engine_that_cannot_be_reached_is_named_with_its_reason_once(
     logger.addHandler(heard)
     try:
         async with running_frontend(engine.endpoint, cache_dir=tmp_path / "cache") as running:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 await heard.has_come.wait()
             await engine.start(engine.port)
             await running.wait_for_health(SERVING)

@@ -9,7 +9,7 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection
 
-from fakes.fake_engine import FakeEngine
+from fakes.fake_engine import WAIT_S, FakeEngine
 from fakes.late_errors import fail_after
 from running_frontend import RunningFrontend, failure_of, request, running_frontend
 from stepwire.engine.v1 import engine_core_pb2
@@ -126,7 +126,7 @@ async def test_a_caller_that_lost_its_stream_is_told_how_far_it_came(frontend: R
         num_tokens += len((await stream.next()).delta.token_ids)
     # A token counts when it is written, which may be after it was read.
     told = -1
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         while told != num_tokens:
             failure = await failure_of(frontend.generation.Generate(request(request_id="same")))
             assert failure.reason == "DUPLICATE_REQUEST"

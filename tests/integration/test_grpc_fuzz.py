@@ -29,7 +29,7 @@ from stepwire.v1 import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuzz]
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 _SERVICES = (
     generation_service_pb2,
     chat_service_pb2,

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from fakes.fake_engine import FakeEngine
+from fakes.fake_engine import WAIT_S, FakeEngine
 from fakes.tcp_forwarder import TcpForwarder, forwarder
 from frontend.engine_client.channel import open_channel
 from frontend.engine_client.connection_state import ClientIdentity
@@ -23,12 +23,13 @@ from stepwire.v1 import generation_service_pb2_grpc
 READY = grpc.ChannelConnectivity.READY
 IDENTITY = ClientIdentity("test", "session", "")
 SHORT_MS, CALM_MS = 200, 400
-# Of a machine that is busy with other things, a pong takes a while.
 SILENCE_MS = 500
+# Of a machine that is busy with other things, a pong takes a while.
+PONG_MS = 2000
 KEEPALIVE = {
-    "grpc.http2.ping_timeout_ms": SILENCE_MS,
+    "grpc.http2.ping_timeout_ms": PONG_MS,
     "grpc.keepalive_time_ms": SILENCE_MS,
-    "grpc.keepalive_timeout_ms": SILENCE_MS,
+    "grpc.keepalive_timeout_ms": PONG_MS,
 }
 MIN_PING_INTERVAL = "grpc.http2.min_ping_interval_without_data_ms"
 # On the wire: nine bytes of head and eight of content.
@@ -127,7 +128,7 @@ async def test_an_idle_client_may_ping_at_the_interval_that_is_allowed(
     async with running_frontend(engine.endpoint, cache_dir=tmp_path) as running:
         await running.wait_for_health(SERVING)
         async with forwarder(running.process.port) as forwarding, channel_to(forwarding.port, *pings) as channel:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 await channel.channel_ready()
             before = forwarding.num_bytes_in
             # gRPC without the permission cuts at the third ping.
