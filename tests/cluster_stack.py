@@ -34,7 +34,11 @@ except OSError:
 _SIGNAL = """
 import os, pathlib, sys
 for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    words, pid = path.read_bytes().split(b"\\0"), int(path.parent.name)
+    try:
+        words, pid = path.read_bytes().split(b"\\0"), int(path.parent.name)
+    except (FileNotFoundError, ProcessLookupError):
+        # It has ended since it was listed.
+        continue
     if pid != os.getpid() and words[1:3] == [b"-m", sys.argv[1].encode()]:
         os.kill(pid, int(sys.argv[2]))
 """
