@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +34,11 @@ except OSError:
 _SIGNAL = """
 import os, pathlib, sys
 for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    words, pid = path.read_bytes().split(b"\\0"), int(path.parent.name)
+    try:
+        words, pid = path.read_bytes().split(b"\\0"), int(path.parent.name)
+    except (FileNotFoundError, ProcessLookupError):
+        # It has ended since it was listed.
+        continue
     if pid != os.getpid() and words[1:3] == [b"-m", sys.argv[1].encode()]:
         os.kill(pid, int(sys.argv[2]))
 """
@@ -141,20 +145,14 @@ class ClusterStack:
     @contextmanager
     def forwarded(self, what: str, port: int) -> Iterator[int]:
         """A port of this host that leads to one of a pod or Service."""
-        local = _free_port()
-        command = self.kubectl.command("port-forward", what, f"{local}:{port}")
+        # One that is free by the word of the program: another program may have taken whatever was free before.
+        command = self.kubectl.command("port-forward", what, f":{port}")
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
                 # Told once it listens; an end of the output is an end of the program.
-                assert "Forwarding from" in process.stdout.readline(), "kubectl port-forward did not start"
-                yield local
+                told = re.match(r"Forwarding from 127.0.0.1:(\d+)", process.stdout.readline())
+                assert told is not None, "kubectl port-forward did not start"
+                yield int(told[1])
             finally:
                 process.terminate()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from conformance.admin_callers import CALLERS, UNKNOWN, AdminCall, caller
+from conformance.admin_callers import CALLERS, TIMEOUT_MS, UNKNOWN, AdminCall, caller
 from conformance.runners import Reply
 from conformance.test_error_table import ADMIN, NOT_SEEN
 from fakes.fake_executor import SLOW_TOKEN
 from fakes.small_tokenizer import byte_level_backend, write_model_dir
+from frontend.engine_client import utility_calls
 from running_engine import RunningEngine, running_engine
 from running_frontend import SERVING, RunningFrontend, Stream, running_frontend
 from stepwire.grpc_errors import REASONS
@@ -142,7 +143,8 @@ async def world_of(directory: Path, **settings: Any) -> AsyncIterator[World]:
     weights.mkdir()
     write_model_dir(model_dir, byte_level_backend(), config={"eos_token_id": 0})
     flags = ("--num-blocks", "64", "--max-model-len", "-1", "--trusted-dirs", str(weights))
-    flags += ("--fake-slow-step-s", "0.01")
+    # A slow stream runs for 45 s.
+    flags += ("--fake-slow-step-s", "0.05")
     async with AsyncExitStack() as stack:
         one = stack.enter_context(running_engine("--engine-id", FIRST, *flags, "--profile-dir", str(profiles)))
         two = stack.enter_context(running_engine("--engine-id", SECOND, *flags))
@@ -186,10 +188,15 @@ async def test_row(world: World, row_name: str, name: str):
 
 
 @pytest.mark.parametrize("name", CALLERS)
-async def test_a_pause_that_waits_runs_out_of_time_and_can_not_be_resumed(world: World, name: str):
+async def test_a_pause_that_waits_runs_out_of_time_and_can_not_be_resumed(
+    world: World, name: str, monkeypatch: pytest.MonkeyPatch
+):
     stream = await world.slow_stream()
     busy = (FIRST, SECOND)[world.busy_engine()]
-    check(await world.ask(name, ("Pause", {"mode": "PAUSE_MODE_WAIT"}), busy, timeout_ms=500), busy, "DEADLINE")
+    with monkeypatch.context() as patch:
+        # The engine answers after two seconds, and has the rest of the call's time for its way.
+        patch.setattr(utility_calls, "ENGINE_MARGIN_S", TIMEOUT_MS / 1000 - 2)
+        check(await world.ask(name, ("Pause", {"mode": "PAUSE_MODE_WAIT"}), busy), busy, "DEADLINE")
     check(await world.ask(name, RESUME, busy), busy, "PAUSE_PENDING")
     stream.call.cancel()
     while (await world.ask(name, ("IsPaused", {}), busy)).messages[0].results[busy].pending:

@@ -85,10 +85,10 @@ def has_resumed(add: engine_core_pb2.EngineCoreRequest) -> bool:
 
 
 def halting(engine: FakeEngine) -> Any:
-    """What stops the steps of an engine in the middle of an answer that it has begun."""
+    """What stops the steps of an engine at each of the first tokens of an answer that it has begun."""
 
     def halt(add: engine_core_pb2.EngineCoreRequest, index: int) -> common_pb2.EngineError | None:
-        if index == NUM_BEFORE_DEATH - 1 and not has_resumed(add):
+        if index < NUM_BEFORE_DEATH and not has_resumed(add):
             engine.may_step.clear()
         return None
 
@@ -96,6 +96,10 @@ def halting(engine: FakeEngine) -> Any:
 
 
 async def dying(engine: FakeEngine, frontend: RunningFrontend) -> None:
-    await engine.wait_until(lambda: not engine.may_step.is_set())
-    await frontend.wait_for_tokens(NUM_BEFORE_DEATH)
+    """Each token is a delta of its own: a client resumes in front of its last one, which may be the whole answer."""
+    for num_tokens in range(1, NUM_BEFORE_DEATH + 1):
+        await engine.wait_until(lambda: not engine.may_step.is_set())
+        await frontend.wait_for_tokens(num_tokens)
+        if num_tokens < NUM_BEFORE_DEATH:
+            engine.may_step.set()
     await engine.die()

@@ -84,10 +84,10 @@ def create(cluster: FakeCluster, words: list[str], flags: dict[str, str]) -> Non
 
 
 def forward(words: list[str]) -> None:
-    """The port that is asked for leads to the server; until it is told to end."""
+    """The port that is asked for, or any that is free, leads to the server; until it is told to end."""
     from fakes.forwarded_port import serve
 
-    serve(int(words[2].partition(":")[0]), os.environ["FAKE_KUBECTL_TARGET"])
+    serve(int(words[2].partition(":")[0] or 0), os.environ["FAKE_KUBECTL_TARGET"])
 
 
 def apply(cluster: FakeCluster, flags: dict[str, str]) -> None:

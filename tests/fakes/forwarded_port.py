@@ -18,10 +18,10 @@ def _copy(source: socket.socket, sink: socket.socket) -> None:
 
 
 def serve(port: int, target: str) -> None:
-    """Says that it listens, in kubectl's words, and never returns."""
+    """Says where it listens, in kubectl's words, and never returns. `port` 0 is any that is free."""
     host, _, number = target.rpartition(":")
     with socket.create_server(("127.0.0.1", port)) as server:
-        sys.stdout.write(f"Forwarding from 127.0.0.1:{port} -> {number}\n")
+        sys.stdout.write(f"Forwarding from 127.0.0.1:{server.getsockname()[1]} -> {number}\n")
         sys.stdout.flush()
         while True:
             near, _ = server.accept()

@@ -158,9 +158,11 @@ async def end_in_every_other_way(load: MeteredLoad, fleet: Fleet) -> None:
     waiting = [load.send(make_request(40, 41 + n, max_tokens=5)) for n in range(6)]
     timed_out = [load.send(make_request(50, 51 + n, max_tokens=5, queue_timeout_ms=50)) for n in range(4)]
     async with asyncio.timeout(TIMEOUT_S):
-        await asyncio.gather(*(caller.accepted.wait() for caller in waiting))
+        await asyncio.gather(*(caller.accepted.wait() for caller in waiting), *(caller.task for caller in timed_out))
         await asyncio.to_thread(check_full, fleet, len(waiting))
-        await asyncio.gather(*(caller.cancel() for caller in waiting), *(caller.task for caller in timed_out))
+        await asyncio.gather(*(caller.cancel() for caller in waiting))
+        # Their engines know, before an end of others makes room for them.
+        await asyncio.to_thread(wait_until_waiting, fleet, 0)
         await asyncio.gather(*(caller.abort() for caller in occupants if caller.engine_id == STAYING))
         dying = [caller for caller in occupants if caller.engine_id == DYING]
         assert dying
@@ -171,13 +173,8 @@ async def end_in_every_other_way(load: MeteredLoad, fleet: Fleet) -> None:
 def check_full(fleet: Fleet, num_waiting: int) -> None:
     """In the middle of the load: every place is taken, the others wait, and no counter goes down."""
 
-    def scrape() -> Scrapes:
-        return Scrapes(engine.metrics_port for engine in fleet.engines.values())
-
-    # Those that time out are gone by then.
-    are_left = f"{num_waiting} requests wait"
-    wait_until(lambda: scrape().total("vllm:num_requests_waiting") == num_waiting, are_left, TIMEOUT_S)
-    before, after = scrape(), scrape()
+    wait_until_waiting(fleet, num_waiting)
+    before, after = scraped(fleet), scraped(fleet)
     for earlier, later in zip(before.all, after.all, strict=True):
         later.check_against(engine_core.metrics.ROWS)
         assert later.total("vllm:num_requests_running") == MAX_NUM_SEQS
@@ -186,6 +183,15 @@ def check_full(fleet: Fleet, num_waiting: int) -> None:
         assert all(value <= later.counters[series] for series, value in earlier.counters.items())
     assert after.total("stepwire_engine_core_requests_waiting_by_reason", reason="capacity") == num_waiting
     assert max(one.total("stepwire_engine_core_oldest_waiting_seconds") for one in after.all) > 0
+
+
+def scraped(fleet: Fleet) -> Scrapes:
+    return Scrapes(engine.metrics_port for engine in fleet.engines.values())
+
+
+def wait_until_waiting(fleet: Fleet, num: int) -> None:
+    """So many requests wait in the engines."""
+    wait_until(lambda: scraped(fleet).total("vllm:num_requests_waiting") == num, f"{num} requests wait", TIMEOUT_S)
 
 
 def engine_totals(source: Totals) -> dict[str, float]:
@@ -205,7 +211,7 @@ def engine_counts(load: MeteredLoad) -> dict[str, float]:
 
 def check_engines(load: MeteredLoad, fleet: Fleet) -> None:
     """While nothing has died or was cut: both services agree with the callers."""
-    scrapes = Scrapes(engine.metrics_port for engine in fleet.engines.values())
+    scrapes = scraped(fleet)
     assert engine_totals(scrapes) == engine_totals(fleet.recorded) == engine_counts(load)
     sent = scrapes.total("stepwire_engine_core_stream_frames_total", direction="in", kind="add")
     assert 0 < sent <= load.counts.num_submitted

@@ -6,6 +6,8 @@ import contextlib
 import os
 import re
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,12 +25,21 @@ FLAGS = ("--owner", "parent", "--drain-timeout-s", "600")
 def owned_engine(*flags: str) -> Iterator[RunningEngine]:
     """An engine whose parent is `engine.process`; nothing of it is left behind, whatever the test finds."""
     with running_engine(*FLAGS, *flags, module="fakes.engine_owner") as owner:
+        pid = pid_of_engine(owner)
         try:
             yield owner
         finally:
-            [pid] = re.findall(r"engine has pid (\d+)", "".join(owner.log))
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+
+
+def pid_of_engine(owner: RunningEngine) -> int:
+    """As the owner tells it, which may come behind what the engine says itself."""
+    give_up, pause = time.monotonic() + TIMEOUT_S, threading.Event()
+    while (found := re.search(r"engine has pid (\d+)", "".join(owner.log))) is None:
+        assert time.monotonic() < give_up, owner.log
+        pause.wait(0.01)
+    return int(found[1])
 
 
 def has_ended(owner: RunningEngine) -> bool:

@@ -178,7 +178,7 @@ async def ask(port: int, trusted: grpc.ChannelCredentials) -> str:
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusted, options=options) as channel:
         stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
-        return (await stub.Generate(request(), timeout=10)).completions[0].text
+        return (await stub.Generate(request(), timeout=30)).completions[0].text
 
 
 async def test_certificates_are_read_again_and_half_a_pair_changes_nothing(engine: FakeEngine, tmp_path: Path):

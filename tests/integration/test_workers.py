@@ -50,13 +50,14 @@ async def until_ready(running: RunningWorkers) -> None:
 
 
 async def metric(running: RunningWorkers, name: str) -> float:
-    [value] = re.findall(
-        rf"^stepwire_frontend_{re.escape(name)} (\S+)$", await fetch(running.metrics_port, "/metrics"), re.MULTILINE
-    )
+    """0 for what nobody has counted yet."""
+    page = await fetch(running.metrics_port, "/metrics")
+    [value] = re.findall(rf"^stepwire_frontend_{re.escape(name)} (\S+)$", page, re.MULTILINE) or [0]
     return float(value)
 
 
 async def wait_for_metric(running: RunningWorkers, name: str, value: float) -> None:
+    """Return when it has this value: of a worker whose answer is late the supervisor shows what it had before."""
     give_up = time.monotonic() + 30
     while (found := await metric(running, name)) != value:
         assert time.monotonic() < give_up, f"{name} is still {found} and not {value}"
@@ -73,7 +74,7 @@ async def test_workers_serve_as_one_frontend(engine: FakeEngine, tmp_path):
         for stub in (one, one, other):
             await stub.Generate(request())
         # Twice: asking does not count twice.
-        assert await metric(running, f"rpcs_handled_total{GENERATE}") == 3
+        await wait_for_metric(running, f"rpcs_handled_total{GENERATE}", 3)
         assert await metric(running, f"rpcs_handled_total{GENERATE}") == 3
         assert await metric(running, "workers") == 2
         assert "fake-model" in await fetch(http_port, "/v1/models")
@@ -118,8 +119,9 @@ async def test_a_killed_worker_is_replaced_while_the_other_serves_on(engine: Fak
         await running.generation(first).Generate(request())
         for channel in await running.connect_to_each():
             await running.generation(channel).Generate(request())
-        assert await metric(running, f"rpcs_handled_total{GENERATE}") == 3
-        os.kill((await running.pids())[0], signal.SIGKILL)
+        await wait_for_metric(running, f"rpcs_handled_total{GENERATE}", 3)
+        [pid] = await running.wait_for_log(r"worker 0 is process (\d+)")
+        os.kill(int(pid), signal.SIGKILL)
         await running.wait_for_log("worker 0 has ended with code -9")
         num_answered, is_replaced = 0, False
         # New connections all the while: none finds a worker that can not serve.
@@ -130,7 +132,7 @@ async def test_a_killed_worker_is_replaced_while_the_other_serves_on(engine: Fak
             num_answered += 1
         assert "worker 0 is process" in running.log.split("code -9")[1]
         await running.connect_to_each()
-        assert await metric(running, f"rpcs_handled_total{GENERATE}") == 3 + num_answered
+        await wait_for_metric(running, f"rpcs_handled_total{GENERATE}", 3 + num_answered)
         assert await metric(running, "worker_restarts_total") == 1
         # The supervisor hears of it a little later than its callers.
         await wait_for_metric(running, "workers", 2)

@@ -16,6 +16,7 @@ import cluster_stack
 from cluster_facts import detect, why_unreachable
 from cluster_kubectl import KubectlError
 from cluster_options import Options, new_namespace
+from free_ports import free_port
 from manifests import Manifest, of_kind, pod_of, workloads
 
 OPTIONS = Options.from_environment({})
@@ -28,10 +29,10 @@ def python(program: str, *args: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_client_tells_open_ports_from_closed_ones(unused_tcp_port: int):
+def test_the_client_tells_open_ports_from_closed_ones():
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert python(cluster_stack._CONNECT, "127.0.0.1", str(server.getsockname()[1])) == "open"
-    assert python(cluster_stack._CONNECT, "127.0.0.1", str(unused_tcp_port)) == "closed"
+    assert python(cluster_stack._CONNECT, "127.0.0.1", str(free_port())) == "closed"
 
 
 def test_a_signal_reaches_the_process_of_a_module_and_no_other():
