@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -186,6 +187,17 @@ class Stack:
 def running_stack(model_dir: Path, cache_dir: Path) -> Iterator[Stack]:
     with ExitStack() as exit_stack:
         yield Stack(model_dir, cache_dir, exit_stack)
+
+
+def greedy_by_default(model_dir: Path, directory: Path) -> Path:
+    """The model, in an empty directory, with temperature 0 for requests that ask for none."""
+    for file in model_dir.iterdir():
+        (directory / file.name).symlink_to(file)
+    config = directory / "generation_config.json"
+    content = {**json.loads(config.read_text(encoding="utf-8")), "temperature": 0}
+    config.unlink()
+    config.write_text(json.dumps(content), encoding="utf-8")
+    return directory
 
 
 def wait_for_metric(service: Service, name: str, value: float, within_s: float = 30.0) -> None:
