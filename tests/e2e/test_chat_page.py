@@ -12,7 +12,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from free_ports import free_port
-from running_stack import SERVING, running_stack
+from running_stack import SERVING, greedy_by_default, running_stack
 from skips import require_program
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,9 @@ BROWSER_FLAGS = (
 
 @pytest.fixture(scope="module")
 def address(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_stack(embedded_model_dir, tmp_path_factory.mktemp("cache")) as stack:
+    # The page asks for no temperature, and a sampled story may be over before it is stopped.
+    model_dir = greedy_by_default(embedded_model_dir, tmp_path_factory.mktemp("greedy"))
+    with running_stack(model_dir, tmp_path_factory.mktemp("cache")) as stack:
         port = free_port()
         stack.frontend(stack.engine(), http_port=port, flags=("--chat-page",)).wait_for_health(SERVING)
         yield f"http://127.0.0.1:{port}/chat/"
