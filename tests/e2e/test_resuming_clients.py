@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from running_stack import SERVING, Frontend, Stack, running_stack
+from running_stack import SERVING, Frontend, Stack, running_stack, wait_until_zero
 from stepwire.v1 import common_pb2
 from stepwire.v1.chat_service_pb2 import ROLE_USER, ChatRequest, ChatStreamResponse
 from stepwire.v1.generation_service_pb2 import GenerateRequest, GenerateStreamResponse
@@ -70,6 +70,8 @@ def test_a_frontend_dies_and_the_answer_goes_on_at_another(pair: Pair) -> None:
     frontends = [pair.frontend() for _ in range(2)]
     with Client("ipv4:" + ",".join(f"127.0.0.1:{one.port}" for one in frontends), is_balanced=True) as client:
         undisturbed = text_of(list(client.generate_stream(request(0.8), timeout_s=TIMEOUT_S)))
+        for one in frontends:
+            wait_until_zero(one, "stepwire_frontend_requests_in_flight")
         stream = client.generate_stream(request(0.8), timeout_s=TIMEOUT_S, max_resumes=5)
         events = [next(stream) for _ in range(2)]
         [serving] = [one for one in frontends if one.metric("stepwire_frontend_requests_in_flight")]
