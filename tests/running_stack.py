@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -188,7 +189,18 @@ def running_stack(model_dir: Path, cache_dir: Path) -> Iterator[Stack]:
         yield Stack(model_dir, cache_dir, exit_stack)
 
 
-def wait_for_metric(service: Service, name: str, value: float, within_s: float = 10.0) -> None:
+def greedy_by_default(model_dir: Path, directory: Path) -> Path:
+    """The model, in an empty directory, with temperature 0 for requests that ask for none."""
+    for file in model_dir.iterdir():
+        (directory / file.name).symlink_to(file)
+    config = directory / "generation_config.json"
+    content = {**json.loads(config.read_text(encoding="utf-8")), "temperature": 0}
+    config.unlink()
+    config.write_text(json.dumps(content), encoding="utf-8")
+    return directory
+
+
+def wait_for_metric(service: Service, name: str, value: float, within_s: float = 30.0) -> None:
     """Looks at the sum of a series until it has this value: the engine publishes after its step.
 
     Raises AssertionError with the last value after `within_s` seconds.
@@ -199,6 +211,6 @@ def wait_for_metric(service: Service, name: str, value: float, within_s: float =
         pause.wait(0.05)
 
 
-def wait_until_zero(service: Service, name: str, within_s: float = 10.0) -> None:
+def wait_until_zero(service: Service, name: str, within_s: float = 30.0) -> None:
     """The same for 0. A request that nobody has ended must be long enough to run for more than `within_s` seconds."""
     wait_for_metric(service, name, 0, within_s)

@@ -115,7 +115,7 @@ def test_a_killed_frontend_leaves_no_block_behind_and_the_next_one_is_served(sta
     first.kill()
     second = stack.frontend(engine)
     second.wait_for_health(SERVING)
-    wait_until_zero(engine, "stepwire_engine_core_kv_cache_usage_ratio", SESSION_GRACE_S + 10)
+    wait_until_zero(engine, "stepwire_engine_core_kv_cache_usage_ratio", SESSION_GRACE_S + 30)
     assert call.code() is grpc.StatusCode.UNAVAILABLE
     assert second.generation.Generate(long_request(4), timeout=TIMEOUT_S).usage.completion_tokens == 4
 
@@ -135,11 +135,14 @@ def test_sigterm_of_the_engine_completes_what_runs_and_refuses_the_rest(stack: S
     engine = engines.take()
     frontend = stack.frontend(engine)
     frontend.wait_for_health(SERVING)
+    # The engine can not end before this one is left.
+    held = started(frontend)
     call = started(frontend, max_tokens=40)
     engine.signal(signal.SIGTERM)
     frontend.wait_for_health(NOT_SERVING)
     code, info = failure_of(frontend.generation.GenerateStream(long_request(), timeout=TIMEOUT_S))
     assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    held.cancel()
     assert list(call)[-1].finished.usage.completion_tokens == 40  # type: ignore[call-overload]
     assert engine.wait() == 0
 

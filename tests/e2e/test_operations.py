@@ -9,24 +9,31 @@ from pathlib import Path
 import grpc
 import pytest
 
-from running_stack import SERVING, Frontend, running_stack
+from running_stack import SERVING, Frontend, Service, running_stack, wait_until_zero
 from stepwire.v1 import admin_service_pb2 as pb
 from stepwire.v1 import admin_service_pb2_grpc, common_pb2, control_pb2
-from stepwire.v1.generation_service_pb2 import GenerateRequest, GenerateStreamResponse
+from stepwire.v1.generation_service_pb2 import GenerateRequest
 
 pytestmark = pytest.mark.slow
 
 TIMEOUT_S = 120.0
 PROMPT = "Once upon a time, in a land of mountains and rivers, there lived a family of bears who loved honey and"
+NUM_TOKENS = 60
 
 
 @pytest.fixture(scope="module")
-def frontend(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Frontend]:
+def stack(embedded_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, Frontend]]:
     profiles = tmp_path_factory.mktemp("profiles")
     with running_stack(embedded_model_dir, tmp_path_factory.mktemp("cache")) as stack:
-        frontend = stack.frontend(stack.engine("--profile-dir", str(profiles), "--dtype", "float32"))
+        engine = stack.engine("--profile-dir", str(profiles), "--dtype", "float32")
+        frontend = stack.frontend(engine)
         frontend.wait_for_health(SERVING)
-        yield frontend
+        yield engine, frontend
+
+
+@pytest.fixture(scope="module")
+def frontend(stack: tuple[Service, Frontend]) -> Frontend:
+    return stack[1]
 
 
 @pytest.fixture(scope="module")
@@ -51,23 +58,40 @@ def request(max_tokens: int) -> GenerateRequest:
     )
 
 
-def ids_of(messages: Iterator[GenerateStreamResponse]) -> list[int]:
-    return [token_id for message in messages for token_id in message.delta.token_ids]
+@pytest.fixture(scope="module")
+def whole(frontend: Frontend) -> list[int]:
+    """The first tokens of an answer that nothing disturbs."""
+    return list(frontend.generation.Generate(request(NUM_TOKENS), timeout=TIMEOUT_S).completions[0].token_ids)
 
 
-def started(frontend: Frontend, max_tokens: int) -> tuple[grpc.Call, list[int]]:
-    """A stream that has delivered something, and what."""
-    call = frontend.generation.GenerateStream(request(max_tokens), timeout=TIMEOUT_S)
-    token_ids: list[int] = []
-    while not token_ids:
-        token_ids += next(call).delta.token_ids
-    return call, token_ids
+class Answer:
+    """A stream that has delivered something, and that is not over before it is left, however late the test is."""
+
+    def __init__(self, engine: Service, frontend: Frontend) -> None:
+        self._engine = engine
+        self._call = frontend.generation.GenerateStream(request(4000), timeout=TIMEOUT_S)
+        self._token_ids: list[int] = []
+        self._read(1)
+
+    def first_tokens(self) -> list[int]:
+        """As many as `whole` has; then it is left, and the engine without a request."""
+        self._read(NUM_TOKENS)
+        self._call.cancel()
+        wait_until_zero(self._engine, "stepwire_engine_core_requests_running")
+        return self._token_ids[:NUM_TOKENS]
+
+    def _read(self, num_tokens: int) -> None:
+        while len(self._token_ids) < num_tokens:
+            self._token_ids += next(self._call).delta.token_ids
+
+
+@pytest.fixture
+def answer(stack: tuple[Service, Frontend], whole: list[int]) -> Answer:
+    return Answer(*stack)
 
 
 @pytest.mark.parametrize("clear_cache", [False, True])
-def test_a_stream_frozen_by_a_pause_goes_on_with_the_same_tokens(frontend, admin, clear_cache: bool) -> None:
-    whole = list(frontend.generation.Generate(request(60), timeout=TIMEOUT_S).completions[0].token_ids)
-    call, first = started(frontend, 60)
+def test_a_stream_frozen_by_a_pause_goes_on_with_the_same_tokens(admin, whole, answer, clear_cache: bool) -> None:
     args = control_pb2.PauseArgs(mode=control_pb2.PAUSE_MODE_KEEP, clear_cache=clear_cache)
     assert only(admin.Pause(pb.PauseRequest(args=args), timeout=TIMEOUT_S)).held_requests == 1
     before = only(admin.DumpState(pb.DumpStateRequest(args={"include_requests": True})))
@@ -76,17 +100,15 @@ def test_a_stream_frozen_by_a_pause_goes_on_with_the_same_tokens(frontend, admin
     # The step counter stands still while the stream is open.
     assert only(admin.DumpState(pb.DumpStateRequest())).step == before.step
     assert only(admin.Resume(pb.ResumeRequest())).resumed
-    assert first + ids_of(call) == whole
+    assert answer.first_tokens() == whole
 
 
-def test_a_stream_survives_a_sleep_that_drops_its_kv(frontend, admin) -> None:
-    whole = list(frontend.generation.Generate(request(60), timeout=TIMEOUT_S).completions[0].token_ids)
-    call, first = started(frontend, 60)
+def test_a_stream_survives_a_sleep_that_drops_its_kv(admin, whole, answer) -> None:
     args = control_pb2.SleepArgs(level=control_pb2.SLEEP_LEVEL_OFFLOAD_WEIGHTS, pause_mode=control_pb2.PAUSE_MODE_KEEP)
     assert only(admin.Sleep(pb.SleepRequest(args=args), timeout=TIMEOUT_S)).freed_bytes > 0
     assert only(admin.IsSleeping(pb.IsSleepingRequest())).sleeping
     assert not only(admin.WakeUp(pb.WakeUpRequest(), timeout=TIMEOUT_S)).still_asleep
-    assert first + ids_of(call) == whole
+    assert answer.first_tokens() == whole
 
 
 def test_reset_prefix_cache_makes_the_next_prompt_compute_everything(frontend, admin) -> None:
@@ -100,12 +122,10 @@ def test_reset_prefix_cache_makes_the_next_prompt_compute_everything(frontend, a
     assert frontend.generation.Generate(request(2), timeout=TIMEOUT_S).usage.cached_prompt_tokens == 0
 
 
-def test_reset_with_running_requests_recomputes_them(frontend, admin) -> None:
-    whole = list(frontend.generation.Generate(request(60), timeout=TIMEOUT_S).completions[0].token_ids)
-    call, first = started(frontend, 60)
+def test_reset_with_running_requests_recomputes_them(admin, whole, answer) -> None:
     args = control_pb2.ResetPrefixCacheArgs(reset_running_requests=True)
     assert only(admin.ResetPrefixCache(pb.ResetPrefixCacheRequest(args=args))).reset
-    assert first + ids_of(call) == whole
+    assert answer.first_tokens() == whole
 
 
 def test_a_profile_of_some_steps_is_written_by_itself(frontend, admin) -> None:

@@ -134,10 +134,13 @@ def test_a_stop_string_may_lie_across_the_cut(stack: tuple[Service, Frontend], i
     _, frontend = stack
     request = greedy("Once upon a time", 16)
     # Three tokens in the middle, and half a word more.
-    pieces = [message.delta.text for message in stream_of(frontend, request) if message.HasField("delta")]
-    request.stop.stop.append("".join(pieces[6:9]) + pieces[9][:2])
+    ids = frontend.generation.Generate(request, timeout=TIMEOUT_S).completions[0].token_ids
+    pieces = tokenization_service_pb2.DetokenizeRequest(sequences=[{"ids": [token_id]} for token_id in ids[6:10]])
+    *inside, behind = frontend.tokenization.Detokenize(pieces, timeout=TIMEOUT_S).texts
+    request.stop.stop.append("".join(inside) + behind[:2])
     request.stop.include_stop_in_output = is_shown
     whole = [message for message in stream_of(frontend, request) if not message.HasField("accepted")]
+    assert whole[-1].finished.stop_match.stop_string == request.stop.stop[0]
     # Not behind the last delta: who resumes there asks for more than the answer.
     for cut in range(1, len(whole) - 1):
         ids = [token_id for message in whole[:cut] for token_id in message.delta.token_ids]

@@ -8,7 +8,7 @@ from bench.service_overhead import measure_service
 
 pytestmark = pytest.mark.slow
 
-NUM_TOKENS = 32
+NUM_TOKENS = 96
 
 
 def test_all_processes_are_measured(embedded_model_dir) -> None:

@@ -62,10 +62,10 @@ def running() -> Iterator[FakeOpenAIServer]:
         fake.url = f"http://{host}:{port}"
 
     try:
-        asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(start(), loop).result(30)
         yield fake
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

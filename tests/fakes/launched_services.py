@@ -1,7 +1,7 @@
 """Stand-ins for `python -m engine_core` and `python -m frontend`, written to a directory that goes first on PYTHONPATH.
 
-They obey the contract the launcher relies on: --owner parent, SIGTERM ends them, the frontend serves on --port. What
-happens to them is appended to the file `events` of the directory.
+They obey the contract the launcher relies on: --owner parent, SIGTERM ends them, the frontend serves on --port when its
+engines have started. What happens to them is appended to the file `events` of the directory.
 """
 
 from __future__ import annotations
@@ -24,17 +24,22 @@ def record(what):
     with open({events!r}, "a") as events:
         events.write({name!r} + " " + what + "\\n")
 
-record("started " + " ".join(rest))
-if "TRACEPARENT" in os.environ:
-    record("in trace " + os.environ["TRACEPARENT"])
-if "--die" in rest:
-    sys.exit("boom: no such weights")
+def engines_have_started():
+    with open({events!r}) as events:
+        num_started = events.read().count("engine_core started ")
+    return num_started > rest[rest.index("--engine-endpoints") + 1].count(",")
+
 ended = threading.Event()
 reason = []
 def end(why):
     reason.append(why)
     ended.set()
 signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=end, args=("SIGTERM",)).start())
+if "TRACEPARENT" in os.environ:
+    record("in trace " + os.environ["TRACEPARENT"])
+record("started " + " ".join(rest))
+if "--die" in rest:
+    sys.exit("boom: no such weights")
 def wait_for_parent():
     while os.read(0, 1):
         pass
@@ -42,6 +47,8 @@ def wait_for_parent():
 threading.Thread(target=wait_for_parent, daemon=True).start()
 if {name!r} == "frontend":
     from fakes import fake_public_server
+    while not engines_have_started() and not ended.wait(0.01):
+        pass
     with fake_public_server.running(flags.port):
         ended.wait()
 else:

@@ -19,6 +19,8 @@ _blockers: list[asyncio.Task[None]] = []
 
 async def start_and_block(self: FrontendProcess) -> None:
     await _start(self)
+    # Not before: what has grown when it is first scraped grows too late.
+    unwell.leak()
     _blockers.append(asyncio.create_task(block()))
 
 
@@ -35,6 +37,5 @@ def fail(self: ChoiceState, output: object) -> None:
 if __name__ == "__main__":
     FrontendProcess.start = start_and_block  # type: ignore[method-assign]
     ChoiceState.process = fail  # type: ignore[method-assign,assignment]
-    unwell.leak()
     unwell.collect_much_garbage()
     sys.exit(main())

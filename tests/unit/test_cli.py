@@ -245,12 +245,13 @@ def test_overload_says_when_to_come_back(server):
 
 def test_a_server_that_is_down_is_named_with_the_cure():
     with socket.socket() as probe:
+        # Bound and not listening: nobody else can listen there either.
         probe.bind(("127.0.0.1", 0))
         target = f"127.0.0.1:{probe.getsockname()[1]}"
-    for command in (["generate", "hi"], ["models"], ["health"], ["tokenize", "hi"]):
-        result = CliRunner().invoke(app, [*command, "--target", target])
-        assert result.exit_code == 1
-        assert f"cannot reach a stepwire server at {target}; `make run` starts one" in result.stderr
+        for command in (["generate", "hi"], ["models"], ["health"], ["tokenize", "hi"]):
+            result = CliRunner().invoke(app, [*command, "--target", target])
+            assert result.exit_code == 1
+            assert f"cannot reach a stepwire server at {target}; `make run` starts one" in result.stderr
 
 
 def test_a_passed_timeout_is_told_apart(server):

@@ -35,7 +35,7 @@ async def told(monkeypatch: pytest.MonkeyPatch, endpoints: list[str], names: Nam
     news: asyncio.Queue[list[str]] = asyncio.Queue()
     found = Discovery(endpoints, lambda addresses: news.put_nowait(list(addresses)))
     found.start()
-    rounds = [await asyncio.wait_for(news.get(), 10) for _ in range(num)]
+    rounds = [await asyncio.wait_for(news.get(), 30) for _ in range(num)]
     found.close()
     return rounds
 

@@ -81,7 +81,7 @@ def test_waiting_for_the_start_ends_with_it_or_with_time() -> None:
     thread.start()
     lifecycle.move_to(EngineState.WARMING_UP)
     lifecycle.move_to(EngineState.RUNNING)
-    thread.join(10)
+    thread.join(30)
     assert states == [EngineState.RUNNING]
 
 

@@ -37,6 +37,6 @@ async def test_the_end_of_a_stream_waits_for_a_client_that_does_not_read_no_long
         return {"type": "http.disconnect"}
 
     response = AnswerResponse(COMPLETION, "r", [FinishedRun(0.01)], is_stream=True, includes_usage=False, names={})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await response({"type": "http"}, receive, send)
     assert sent[-1]["body"] == b"data: [DONE]\n\n"

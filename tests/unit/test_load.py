@@ -131,7 +131,8 @@ async def test_an_open_loop_waits_for_no_answer_and_counts_from_when_a_request_w
     replies = (await load).replies
     offsets = [reply.started - replies[0].started for reply in replies]
     due = arrival_times(6, 10_000.0, 0)
-    assert offsets == pytest.approx([time - due[0] for time in due])
+    # The clock's last digit depends on how long the machine is up.
+    assert offsets == pytest.approx([time - due[0] for time in due], abs=1e-7)
 
 
 async def test_an_answer_without_tokens_is_a_failure():

@@ -194,7 +194,7 @@ def test_take_waits_for_a_message(output_queue: OutputQueue) -> None:
     thread = threading.Thread(target=lambda: taken.append(outbox.take()))
     thread.start()
     output_queue.put("s", Pong(1, False, 0))
-    thread.join(10)
+    thread.join(30)
     assert taken == [[Pong(1, False, 0)]]
 
 

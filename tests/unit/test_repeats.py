@@ -116,7 +116,7 @@ def test_the_last_repeats_have_a_line_though_none_follows() -> None:
     with logged.handler.lock:
         for _ in range(5):
             logged.fail()
-    assert written.wait(10)
+    assert written.wait(30)
     assert logged.lines[0] == "it failed"
     assert logged.lines[1].endswith("5 times by now")
     assert len(logged.lines) == 2

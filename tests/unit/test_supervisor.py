@@ -67,7 +67,7 @@ class Spawning:
             self._news.notify_all()
 
     async def wait_for(self, num_workers: int) -> None:
-        async with asyncio.timeout(10), self._news:
+        async with asyncio.timeout(30), self._news:
             await self._news.wait_for(lambda: len(self.workers) >= num_workers)
 
 
@@ -100,13 +100,13 @@ async def test_a_worker_whose_process_could_not_be_made_is_tried_again(spawning:
         assert (spawning.num_failures, spawning.workers[2].number) == (0, spawning.workers[0].number)
         assert not running.done()
         one.request_stop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await running == 0
 
 
 async def test_without_a_single_process_the_frontend_ends_with_an_error(spawning: Spawning, tmp_path: Path):
     spawning.num_failures = 100
-    async with supervisor(tmp_path) as (_, running), asyncio.timeout(10):
+    async with supervisor(tmp_path) as (_, running), asyncio.timeout(30):
         assert await running == 1
     assert spawning.workers == []
 
