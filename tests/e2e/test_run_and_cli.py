@@ -76,7 +76,8 @@ def test_an_answer_goes_on_when_its_engine_is_killed(running: subprocess.Popen[s
         said = answering.stderr.read()
     assert answering.returncode == 0, said
     assert answer == undisturbed.stdout
-    assert "broke off and went on" in said
+    # More than once where the other engine is not there yet.
+    assert re.search(r"broke off( \d+ times)? and went on", said)
     read_until(running, "starting it again")
 
 
