@@ -178,7 +178,7 @@ def test_grpc_errors_and_logs_have_nothing_of_requests(target: FuzzedProcesses) 
     num_refused = collections.Counter[type[Message]]()
 
     @given(st.one_of(*(messages(good, WORDS) for good in (*good_ones, tokenize))))
-    @settings(max_examples=300, database=None, suppress_health_check=list(hypothesis.HealthCheck))
+    @settings(max_examples=500, database=None, suppress_health_check=list(hypothesis.HealthCheck))
     def check(message: Message) -> None:
         try:
             caller(target, message)(without_names(message), timeout=30)

@@ -16,13 +16,13 @@ from stepwire import token_array
 from stepwire.engine.v1 import engine_core_pb2 as pb
 from stepwire.v1 import common_pb2
 
-# Takes a few seconds to compile: so many optional properties.
+# Takes a while to compile: so many optional properties.
 SLOW_SCHEMA = json.dumps(
     {"type": "object", "properties": {f"property_{number}": {"type": "string"} for number in range(900)}}
 )
-# Takes minutes.
+# Takes a minute or longer: the square of that.
 ENDLESS_SCHEMA = json.dumps(
-    {"type": "object", "properties": {f"property_{number}": {"type": "string"} for number in range(4000)}}
+    {"type": "object", "properties": {f"property_{number}": {"type": "string"} for number in range(16_000)}}
 )
 
 
