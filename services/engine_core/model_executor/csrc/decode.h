@@ -8,8 +8,19 @@ namespace {
 
 using stepwire::DecodePart;
 
-inline void find_keys(const Attention& a, const DecodePart* part, int64_t begin, Tile& tile) {
+// How many parts from this one on are over the same keys for heads that follow each other: what they read of the cache
+// lies side by side.
+inline int64_t heads_together(const DecodePart* part, const DecodePart* end) {
+  const DecodePart* other = part + 1;
+  while (other < end && other->sequence == part->sequence && other->begin == part->begin && other->end == part->end &&
+         other->kv_head == other[-1].kv_head + 1)
+    other++;
+  return other - part;
+}
+
+inline void find_keys(const Attention& a, const DecodePart* part, int64_t heads, int64_t begin, Tile& tile) {
   tile.part = part;
+  tile.heads = heads;
   tile.begin = begin;
   tile.end = smaller(begin + kDecodeKeys, part->end);
   tile.num_runs = 0;
@@ -22,13 +33,13 @@ template <typename Steps>
 void decode_tile(const Attention& a, const Tile& tile, const Tile* next, const DecodeState& s, Steps& steps) {
   const int64_t count = tile.count(), padded = round_up(count, Steps::kPadding);
   const Scores scores(a);
-  steps.score(tile);
-  for (int64_t g = 0; g < a.group(); g++) {
-    float* row = s.scores + g * kDecodeKeys;
-    for (int64_t i = count; i < padded; i++) row[i] = -INFINITY;
-    const float correction = advance(scores, row, steps.weights + g * kDecodeKeys, padded, s.softmax[g]);
+  steps.score(tile, next);
+  for (int64_t i = 0; i < tile.heads * a.group(); i++) {
+    float* row = s.scores + i * kDecodeKeys;
+    for (int64_t j = count; j < padded; j++) row[j] = -INFINITY;
+    const float correction = advance(scores, row, steps.weights + i * kDecodeKeys, padded, s.softmax[i]);
     if (correction != 1)
-      for (float* at = s.weighted + g * s.features; at < s.weighted + (g + 1) * s.features; at += kWidth)
+      for (float* at = s.weighted + i * s.features; at < s.weighted + (i + 1) * s.features; at += kWidth)
         store(at, load(at) * correction);
   }
   steps.add(tile, next);
@@ -45,36 +56,43 @@ void write_decoded(const Attention& a, int64_t token, int64_t head, const float*
   }
 }
 
+// Rows [row, row + group) are the part's.
 template <typename T>
-void finish_part(const Attention& a, const DecodePart& part, const DecodeState& s) {
+void finish_part(const Attention& a, const DecodePart& part, const DecodeState& s, int64_t row) {
   const int64_t group = a.group();
+  const Softmax* const softmax = s.softmax + row;
+  const float* const weighted = s.weighted + row * s.features;
   if (part.partial) {
-    memcpy(part.partial, s.softmax, group * sizeof(Softmax));
-    memcpy(part.partial + 2 * group, s.weighted, group * s.features * sizeof(float));
+    memcpy(part.partial, softmax, group * sizeof(Softmax));
+    memcpy(part.partial + 2 * group, weighted, group * s.features * sizeof(float));
     return;
   }
   for (int64_t g = 0; g < group; g++)
-    write_decoded<T>(a, part.token, part.kv_head * group + g, s.weighted + g * s.features, s.softmax[g].sum);
+    write_decoded<T>(a, part.token, part.kv_head * group + g, weighted + g * s.features, softmax[g].sum);
 }
 
 template <typename Steps>
 void decode_with(const Attention& a, const DecodePart* parts, int64_t num_parts, char* memory) {
   typedef typename Steps::Number T;
   if (num_parts == 0) return;
+  const DecodePart* const end = parts + num_parts;
+  const auto heads_from = [&](const DecodePart* part) { return Steps::kHeadsTogether ? heads_together(part, end) : 1; };
   const DecodeState s(a, memory);
   Steps steps(a, s, memory + DecodeState::size(a));
   Tile *tile = s.tiles, *next = s.tiles + 1;
-  find_keys(a, parts, parts->begin, *tile);
+  find_keys(a, parts, heads_from(parts), parts->begin, *tile);
   for (;;) {
-    const DecodePart* part = tile->part;
-    const bool is_last = tile->end == part->end, is_end = is_last && part + 1 == parts + num_parts;
-    if (!is_end) find_keys(a, part + is_last, is_last ? part[1].begin : tile->end, *next);
+    const DecodePart *part = tile->part, *behind = part + tile->heads;
+    const bool is_last = tile->end == part->end, is_end = is_last && behind == end;
+    if (!is_last) find_keys(a, part, tile->heads, tile->end, *next);
+    if (is_last && !is_end) find_keys(a, behind, heads_from(behind), behind->begin, *next);
     if (tile->begin == part->begin) {
-      s.clear(a);
-      steps.begin((const T*)a.query + part->token * a.query_stride + part->kv_head * a.group() * a.head_dim);
+      s.clear(tile->heads * a.group());
+      steps.begin((const T*)a.query + part->token * a.query_stride + part->kv_head * a.group() * a.head_dim, tile->heads);
     }
     decode_tile(a, *tile, is_end ? nullptr : next, s, steps);
-    if (is_last) finish_part<T>(a, *part, s);
+    if (is_last)
+      for (int64_t h = 0; h < tile->heads; h++) finish_part<T>(a, part[h], s, h * a.group());
     if (is_end) return;
     Tile* const done = tile;
     tile = next;

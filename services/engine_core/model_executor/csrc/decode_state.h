@@ -13,17 +13,19 @@ struct Run {
   int64_t first, count, row;
 };
 
+// Keys [begin, end) of a part, and of those behind it that are the same for the next heads: `heads` in all. The runs are
+// the first one's.
 struct Tile {
   const stepwire::DecodePart* part;
-  int64_t begin, end, num_runs;
+  int64_t heads, begin, end, num_runs;
   Run runs[kDecodeKeys];
 
   int64_t count() const { return end - begin; }
 };
 
-// In the scratch memory of one thread. `rows` is the number of heads of a group; steps may want some to spare.
+// In the scratch memory of one thread. `rows` is the number of query heads; steps may want some to spare.
 struct DecodeState {
-  float* scores;     // [rows][kDecodeKeys]
+  float* scores;     // [rows][kDecodeKeys], a group's rows side by side
   float* weighted;   // [rows][features], in the order of pairs
   Softmax* softmax;  // [rows]
   Tile* tiles;       // the one at hand and the next
@@ -37,13 +39,14 @@ struct DecodeState {
     tiles = (Tile*)(softmax + num_rows);
   }
 
-  void clear(const Attention& a) const {
-    for (int64_t g = 0; g < a.group(); g++) softmax[g] = {-INFINITY, 0};
-    memset(weighted, 0, a.group() * features * sizeof(float));
+  void clear(int64_t num_rows) const {
+    for (int64_t row = 0; row < num_rows; row++) softmax[row] = {-INFINITY, 0};
+    memset(weighted, 0, num_rows * features * sizeof(float));
   }
 
   static int64_t padded_features(const Attention& a) { return round_up(a.head_dim, 2 * kWidth); }
-  static int64_t rows(const Attention& a) { return a.group() <= 16 ? a.group() : round_up(a.group(), 16); }
+  static int64_t rows_of_group(const Attention& a) { return a.group() <= 16 ? a.group() : round_up(a.group(), 16); }
+  static int64_t rows(const Attention& a) { return larger(a.num_heads, rows_of_group(a)); }
   static int64_t size(const Attention& a) {
     return round_up(
         rows(a) * (int64_t)((kDecodeKeys + padded_features(a)) * sizeof(float) + sizeof(Softmax)) + 2 * sizeof(Tile),

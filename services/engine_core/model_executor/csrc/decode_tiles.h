@@ -11,6 +11,7 @@ namespace {
 struct TileSteps : VectorSteps<bfloat16> {
   typedef VectorSteps<bfloat16> Vectors;
   static constexpr int64_t kPadding = 32;
+  static constexpr bool kHeadsTogether = false;
   // Heads of one tile, and features whose sums are held at a time.
   static constexpr int64_t kHeads = 16, kFeatures = 32;
 
@@ -22,7 +23,7 @@ struct TileSteps : VectorSteps<bfloat16> {
   int64_t columns = 1;
 
   static int64_t own_size(const Attention& a) {
-    const int64_t rows = DecodeState::rows(a);
+    const int64_t rows = DecodeState::rows_of_group(a);
     return round_up(rows * kDecodeKeys * sizeof(bfloat16), 64) +
            (round_up(rows, kHeads) * a.head_dim / 2 + 256 + 32 * kFeatures) * sizeof(float);
   }
@@ -34,7 +35,7 @@ struct TileSteps : VectorSteps<bfloat16> {
     memory += Vectors::size(a);
     memset(memory, 0, own_size(a));
     weights = (bfloat16*)memory;
-    products = (float*)(memory + round_up(DecodeState::rows(a) * kDecodeKeys * sizeof(bfloat16), 64));
+    products = (float*)(memory + round_up(DecodeState::rows_of_group(a) * kDecodeKeys * sizeof(bfloat16), 64));
     packed_values = products + 256;
     query_tiles = packed_values + 32 * kFeatures;
     configure();
@@ -52,17 +53,17 @@ struct TileSteps : VectorSteps<bfloat16> {
 
   float* tiles_of(int64_t head) const { return query_tiles + head / kHeads * (a.head_dim / 2 * columns); }
 
-  void begin(const bfloat16* query) {
-    Vectors::begin(query);
+  void begin(const bfloat16* query, int64_t) {
+    Vectors::begin(query, 1);
     for (int64_t g = 0; g < a.group(); g++)
       for (int64_t d = 0; d < a.head_dim / 2; d++)
         memcpy(tiles_of(g) + d * columns + g % kHeads, query + g * a.head_dim + 2 * d, sizeof(float));
   }
 
-  void score(const Tile& tile) {
+  void score(const Tile& tile, const Tile*) {
     finish_stores();
     for (int64_t head = 0; head < a.group(); head += kHeads) score_heads(tile, head);
-    for (const Run* run = tile.runs; run < tile.runs + tile.num_runs; run++) score_singly(*run, in_tiles(*run));
+    for (const Run* run = tile.runs; run < tile.runs + tile.num_runs; run++) score_singly(*run, in_tiles(*run), 0);
   }
 
   // How many keys of a run are scored in sets of 16.

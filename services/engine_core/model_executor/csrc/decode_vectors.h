@@ -61,55 +61,60 @@ inline float dot_key(const typename Dot<T>::Query* query, const T* key, int64_t 
   return sum(total);
 }
 
-// weighted[g][d ..] += sum over the tile of weight * value, for `heads` heads and `pairs` pairs of vectors of features,
-// of the last of which `last` are features.
+// One block's keys or values, of all heads of a tile.
+struct Visit {
+  const void* cache;
+  Run run;
+};
+
+// weighted[g][d ..] += sum over the run of weight * value, for `heads` heads and `pairs` pairs of vectors of features, of
+// the last of which `last` are features. Meanwhile the rows of `ahead` come near.
 template <typename T, int heads, int pairs>
 inline __attribute__((always_inline)) void add_values_block(
-    const Attention& a, const Tile& tile, const Tile* next, const float* weights, float* weighted, int64_t stride,
-    int64_t d, int64_t last) {
-  const int64_t dim = a.head_dim;
+    const T* values, int64_t dim, int64_t count, Visit ahead, const float* weights, float* weighted, int64_t stride,
+    int64_t last) {
   Pair totals[heads][pairs];
   for (int g = 0; g < heads; g++)
-    for (int p = 0; p < pairs; p++) totals[g][p] = load_pair(weighted + g * stride + d + p * 2 * kWidth);
-  for (int64_t r = 0; r < tile.num_runs; r++) {
-    const Run run = tile.runs[r];
-    const T* values = (const T*)a.values + run.row * dim + d;
-    const Run ahead = next && r < next->num_runs ? next->runs[r] : Run{0, 0, 0};
-    for (int64_t i = 0; i < run.count; i++) {
-      if (i < ahead.count) prefetch_rows<T>(a.keys, ahead.row + i, 1, dim);
-      Pair value[pairs];
+    for (int p = 0; p < pairs; p++) totals[g][p] = load_pair(weighted + g * stride + p * 2 * kWidth);
+  for (int64_t i = 0; i < count; i++) {
+    if (i < ahead.run.count) prefetch_rows<T>(ahead.cache, ahead.run.row + i, 1, dim);
+    Pair value[pairs];
 #pragma GCC unroll 8
-      for (int p = 0; p < pairs; p++)
-        value[p] = p + 1 < pairs ? load_pair(values + i * dim + p * 2 * kWidth)
-                                 : load_some_of_pair(values + i * dim + p * 2 * kWidth, last);
+    for (int p = 0; p < pairs; p++)
+      value[p] = p + 1 < pairs ? load_pair(values + i * dim + p * 2 * kWidth)
+                               : load_some_of_pair(values + i * dim + p * 2 * kWidth, last);
 #pragma GCC unroll 8
-      for (int g = 0; g < heads; g++) {
-        const Vec weight = broadcast(weights[g * kDecodeKeys + run.first + i]);
+    for (int g = 0; g < heads; g++) {
+      const Vec weight = broadcast(weights[g * kDecodeKeys + i]);
 #pragma GCC unroll 8
-        for (int p = 0; p < pairs; p++) {
-          totals[g][p].a = fma(weight, value[p].a, totals[g][p].a);
-          totals[g][p].b = fma(weight, value[p].b, totals[g][p].b);
-        }
+      for (int p = 0; p < pairs; p++) {
+        totals[g][p].a = fma(weight, value[p].a, totals[g][p].a);
+        totals[g][p].b = fma(weight, value[p].b, totals[g][p].b);
       }
     }
   }
   for (int g = 0; g < heads; g++)
-    for (int p = 0; p < pairs; p++) store_pair(weighted + g * stride + d + p * 2 * kWidth, totals[g][p]);
+    for (int p = 0; p < pairs; p++) store_pair(weighted + g * stride + p * 2 * kWidth, totals[g][p]);
 }
 
+// Blocks are visited one after the other, each for all heads, as they lie in memory: first a tile's keys, then its
+// values.
 template <typename T>
 struct VectorSteps {
   typedef T Number;
   static constexpr int64_t kPadding = kWidth;
+  static constexpr bool kHeadsTogether = true;
+  // So many visits before its own a block is fetched.
+  static constexpr int64_t kVisitsAhead = 2;
 
   const Attention& a;
   const DecodeState& s;
-  typename Dot<T>::Query* queries;  // [group][padded head_dim], zeros behind the head
+  typename Dot<T>::Query* queries;  // [rows][padded head_dim], zeros behind the head
   const int64_t query_stride;
-  float* weights;  // [group][kDecodeKeys], in the place of the scores
+  float* weights;  // [rows][kDecodeKeys], in the place of the scores
 
   static int64_t size(const Attention& a) {
-    return round_up(a.group() * round_up(a.head_dim, Dot<T>::kStep) * sizeof(typename Dot<T>::Query), 64);
+    return round_up(a.num_heads * round_up(a.head_dim, Dot<T>::kStep) * sizeof(typename Dot<T>::Query), 64);
   }
 
   VectorSteps(const Attention& a, const DecodeState& s, char* memory)
@@ -118,36 +123,57 @@ struct VectorSteps {
     memset((void*)queries, 0, size(a));
   }
 
-  void begin(const T* query) {
-    for (int64_t g = 0; g < a.group(); g++)
-      Dot<T>::prepare(queries + g * query_stride, query + g * a.head_dim, a.head_dim);
+  void begin(const T* query, int64_t heads) {
+    for (int64_t row = 0; row < heads * a.group(); row++)
+      Dot<T>::prepare(queries + row * query_stride, query + row * a.head_dim, a.head_dim);
   }
 
-  void score(const Tile& tile) {
+  // The visit after so many others of this tile, head by head; nothing behind the next tile's keys.
+  Visit visit(const Tile& tile, const Tile* next, int64_t number, int64_t head) const {
+    const int64_t n = tile.num_runs;
+    Visit found{a.keys, {0, 0, 0}};
+    if (number < 2 * n)
+      found = {number < n ? a.keys : a.values, tile.runs[number % n]};
+    else if (next && number < 2 * n + next->num_runs)
+      found = {a.keys, next->runs[number - 2 * n]};
+    found.run.row += head * a.block_size;
+    return found;
+  }
+
+  void score(const Tile& tile, const Tile* next) {
     if (a.head_dim == 64)
-      score_with<64>(tile);
+      score_with<64>(tile, next);
     else if (a.head_dim == 128)
-      score_with<128>(tile);
+      score_with<128>(tile, next);
     else
-      score_with<0>(tile);
+      score_with<0>(tile, next);
   }
 
   template <int64_t kDim>
-  void score_with(const Tile& tile) {
-    const int64_t dim = kDim ? kDim : a.head_dim, group = a.group();
-    for (const Run* run = tile.runs; run < tile.runs + tile.num_runs; run++) {
-      const T* keys = (const T*)a.keys + run->row * dim;
-      float* scores = s.scores + run->first;
-      const int64_t room = readable(*run);
-      int64_t i = 0;
-      for (; i < run->count && i + kWidth <= room; i += kWidth)
-        for (int64_t g = 0; g < group; g++) {
-          const int64_t soon = i + g * kWidth / group;
-          prefetch_rows<T>(a.values, run->row + soon, i + (g + 1) * kWidth / group - soon, dim);
-          store(scores + g * kDecodeKeys + i, dot_keys<T, kDim>(queries + g * query_stride, keys + i * dim, dim));
-        }
-      score_singly(*run, i);
-    }
+  void score_with(const Tile& tile, const Tile* next) {
+    for (int64_t r = 0; r < tile.num_runs; r++)
+      for (int64_t head = 0; head < tile.heads; head++) {
+        Run run = tile.runs[r];
+        run.row += head * a.block_size;
+        score_run<kDim>(run, visit(tile, next, r + kVisitsAhead, head), head * a.group());
+      }
+  }
+
+  // The rows of a group begin at `row`.
+  template <int64_t kDim>
+  void score_run(const Run& run, const Visit& ahead, int64_t row) {
+    const int64_t dim = kDim ? kDim : a.head_dim, group = a.group(), room = readable(run);
+    const T* keys = (const T*)a.keys + run.row * dim;
+    float* scores = s.scores + row * kDecodeKeys + run.first;
+    int64_t i = 0;
+    for (; i < run.count && i + kWidth <= room; i += kWidth)
+      for (int64_t g = 0; g < group; g++) {
+        const int64_t soon = i + g * kWidth / group, last = smaller(i + (g + 1) * kWidth / group, ahead.run.count);
+        prefetch_rows<T>(ahead.cache, ahead.run.row + soon, last - soon, dim);
+        store(scores + g * kDecodeKeys + i,
+              dot_keys<T, kDim>(queries + (row + g) * query_stride, keys + i * dim, dim));
+      }
+    score_singly(run, i, row);
   }
 
   // The block goes on behind the last key: a few products too many, which no one reads, cost less than single ones.
@@ -155,34 +181,44 @@ struct VectorSteps {
     return smaller(a.block_size - run.row % a.block_size, kDecodeKeys - run.first);
   }
 
-  void score_singly(const Run& run, int64_t begin) {
+  void score_singly(const Run& run, int64_t begin, int64_t row) {
     for (int64_t i = begin; i < run.count; i++)
       for (int64_t g = 0; g < a.group(); g++)
-        s.scores[g * kDecodeKeys + run.first + i] =
-            dot_key<T>(queries + g * query_stride, (const T*)a.keys + (run.row + i) * a.head_dim, a.head_dim);
+        s.scores[(row + g) * kDecodeKeys + run.first + i] =
+            dot_key<T>(queries + (row + g) * query_stride, (const T*)a.keys + (run.row + i) * a.head_dim, a.head_dim);
   }
 
   void add(const Tile& tile, const Tile* next) {
-    const int64_t group = a.group();
-    int64_t g = 0;
-    for (; g + 4 <= group; g += 4) add_heads<4>(tile, next, g);
-    if (group - g == 3) add_heads<3>(tile, next, g);
-    if (group - g == 2) add_heads<2>(tile, next, g);
-    if (group - g == 1) add_heads<1>(tile, next, g);
+    for (int64_t r = 0; r < tile.num_runs; r++)
+      for (int64_t head = 0; head < tile.heads; head++) {
+        Run run = tile.runs[r];
+        run.row += head * a.block_size;
+        add_run(run, visit(tile, next, tile.num_runs + r + kVisitsAhead, head), head * a.group());
+      }
+  }
+
+  void add_run(const Run& run, Visit ahead, int64_t row) {
+    const int64_t end = row + a.group();
+    // What comes next is fetched once, by the first pass over the run.
+    for (; row + 4 <= end; row += 4, ahead.run.count = 0) add_heads<4>(run, ahead, row);
+    if (end - row == 3) add_heads<3>(run, ahead, row);
+    if (end - row == 2) add_heads<2>(run, ahead, row);
+    if (end - row == 1) add_heads<1>(run, ahead, row);
   }
 
   template <int heads>
-  void add_heads(const Tile& tile, const Tile* next, int64_t head) {
+  void add_heads(const Run& run, Visit ahead, int64_t row) {
     constexpr int kPairs = kWidth == 16 ? 2 : 1, kStep = kPairs * 2 * kWidth;
-    const float* from = weights + head * kDecodeKeys;
-    float* weighted = s.weighted + head * s.features;
+    const int64_t dim = a.head_dim;
+    const T* values = (const T*)a.values + run.row * dim;
+    const float* from = weights + row * kDecodeKeys + run.first;
+    float* weighted = s.weighted + row * s.features;
     int64_t d = 0;
-    // What comes next is fetched once, by the first pass over the tile.
-    if (head > 0) next = nullptr;
-    for (; d + kStep <= a.head_dim; d += kStep, next = nullptr)
-      add_values_block<T, heads, kPairs>(a, tile, next, from, weighted, s.features, d, 2 * kWidth);
-    for (; d < a.head_dim; d += 2 * kWidth, next = nullptr)
-      add_values_block<T, heads, 1>(a, tile, next, from, weighted, s.features, d, a.head_dim - d);
+    for (; d + kStep <= dim; d += kStep, ahead.run.count = 0)
+      add_values_block<T, heads, kPairs>(
+          values + d, dim, run.count, ahead, from, weighted + d, s.features, 2 * kWidth);
+    for (; d < dim; d += 2 * kWidth, ahead.run.count = 0)
+      add_values_block<T, heads, 1>(values + d, dim, run.count, ahead, from, weighted + d, s.features, dim - d);
   }
 };
 
