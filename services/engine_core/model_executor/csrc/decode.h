@@ -84,11 +84,14 @@ void decode_with(const Attention& a, const DecodePart* parts, int64_t num_parts,
   for (;;) {
     const DecodePart *part = tile->part, *behind = part + tile->heads;
     const bool is_last = tile->end == part->end, is_end = is_last && behind == end;
-    if (!is_last) find_keys(a, part, tile->heads, tile->end, *next);
-    if (is_last && !is_end) find_keys(a, behind, heads_from(behind), behind->begin, *next);
+    if (!is_last)
+      find_keys(a, part, tile->heads, tile->end, *next);
+    else if (!is_end)
+      find_keys(a, behind, heads_from(behind), behind->begin, *next);
     if (tile->begin == part->begin) {
       s.clear(tile->heads * a.group());
-      steps.begin((const T*)a.query + part->token * a.query_stride + part->kv_head * a.group() * a.head_dim, tile->heads);
+      const int64_t first_head = part->kv_head * a.group();
+      steps.begin((const T*)a.query + part->token * a.query_stride + first_head * a.head_dim, tile->heads);
     }
     decode_tile(a, *tile, is_end ? nullptr : next, s, steps);
     if (is_last)

@@ -13,8 +13,8 @@ struct Run {
   int64_t first, count, row;
 };
 
-// Keys [begin, end) of a part, and of those behind it that are the same for the next heads: `heads` in all. The runs are
-// the first one's.
+// Keys [begin, end) of a part, and of those behind it that are the same for the next heads: `heads` in all. The runs
+// are the first one's.
 struct Tile {
   const stepwire::DecodePart* part;
   int64_t heads, begin, end, num_runs;

@@ -15,8 +15,8 @@ struct TileSteps : VectorSteps<bfloat16> {
   // Heads of one tile, and features whose sums are held at a time.
   static constexpr int64_t kHeads = 16, kFeatures = 32;
 
-  bfloat16* weights;     // [rows][kDecodeKeys]
-  float* query_tiles;    // [rows / kHeads][head_dim / 32][16][slots], pairs of numbers
+  bfloat16* weights;     // [rows of a group][kDecodeKeys]
+  float* query_tiles;    // [rows of a group / kHeads][head_dim / 32][16][slots], pairs of numbers
   float* products;       // [16][16]
   float* packed_values;  // [2][16][kFeatures], pairs of keys
   // Columns of a tile of products that one set of 16 keys takes: heads, rounded up to a power of two.

@@ -61,14 +61,14 @@ inline float dot_key(const typename Dot<T>::Query* query, const T* key, int64_t 
   return sum(total);
 }
 
-// One block's keys or values, of all heads of a tile.
+// Keys or values of one head that lie in one block.
 struct Visit {
   const void* cache;
   Run run;
 };
 
-// weighted[g][d ..] += sum over the run of weight * value, for `heads` heads and `pairs` pairs of vectors of features, of
-// the last of which `last` are features. Meanwhile the rows of `ahead` come near.
+// weighted[g][d ..] += sum over the run of weight * value, for `heads` heads and `pairs` pairs of vectors of features,
+// of the last of which `last` are features. Meanwhile rows of `ahead` come near.
 template <typename T, int heads, int pairs>
 inline __attribute__((always_inline)) void add_values_block(
     const T* values, int64_t dim, int64_t count, Visit ahead, const float* weights, float* weighted, int64_t stride,
@@ -104,8 +104,8 @@ struct VectorSteps {
   typedef T Number;
   static constexpr int64_t kPadding = kWidth;
   static constexpr bool kHeadsTogether = true;
-  // So many visits before its own a block is fetched.
-  static constexpr int64_t kVisitsAhead = 2;
+  // A block is fetched so many visits before its own, and at least one block before.
+  static constexpr int64_t kVisitsAhead = 6;
 
   const Attention& a;
   const DecodeState& s;
@@ -128,17 +128,18 @@ struct VectorSteps {
       Dot<T>::prepare(queries + row * query_stride, query + row * a.head_dim, a.head_dim);
   }
 
-  // The visit after so many others of this tile, head by head; nothing behind the next tile's keys.
-  Visit visit(const Tile& tile, const Tile* next, int64_t number, int64_t head) const {
+  // Of one head, behind so many other blocks of the tile: first come its keys, then its values, then the next tile.
+  // Behind that is nothing.
+  Visit visit(const Tile& tile, const Tile* next, int64_t block, int64_t head) const {
     const int64_t n = tile.num_runs;
-    Visit found{a.keys, {0, 0, 0}};
-    if (number < 2 * n)
-      found = {number < n ? a.keys : a.values, tile.runs[number % n]};
-    else if (next && number < 2 * n + next->num_runs)
-      found = {a.keys, next->runs[number - 2 * n]};
-    found.run.row += head * a.block_size;
-    return found;
+    if (block >= 2 * n && next) return visit(*next, nullptr, block - 2 * n, head);
+    if (block >= 2 * n || head >= tile.heads) return {a.keys, {0, 0, 0}};
+    Run run = tile.runs[block % n];
+    run.row += head * a.block_size;
+    return {block < n ? a.keys : a.values, run};
   }
+
+  static int64_t blocks_ahead(const Tile& tile) { return larger(1, kVisitsAhead / tile.heads); }
 
   void score(const Tile& tile, const Tile* next) {
     if (a.head_dim == 64)
@@ -151,12 +152,10 @@ struct VectorSteps {
 
   template <int64_t kDim>
   void score_with(const Tile& tile, const Tile* next) {
-    for (int64_t r = 0; r < tile.num_runs; r++)
-      for (int64_t head = 0; head < tile.heads; head++) {
-        Run run = tile.runs[r];
-        run.row += head * a.block_size;
-        score_run<kDim>(run, visit(tile, next, r + kVisitsAhead, head), head * a.group());
-      }
+    for (int64_t block = 0; block < tile.num_runs; block++)
+      for (int64_t head = 0; head < tile.heads; head++)
+        score_run<kDim>(visit(tile, next, block, head).run, visit(tile, next, block + blocks_ahead(tile), head),
+                        head * a.group());
   }
 
   // The rows of a group begin at `row`.
@@ -168,12 +167,17 @@ struct VectorSteps {
     int64_t i = 0;
     for (; i < run.count && i + kWidth <= room; i += kWidth)
       for (int64_t g = 0; g < group; g++) {
-        const int64_t soon = i + g * kWidth / group, last = smaller(i + (g + 1) * kWidth / group, ahead.run.count);
-        prefetch_rows<T>(ahead.cache, ahead.run.row + soon, last - soon, dim);
+        fetch(ahead, i + g * kWidth / group, i + (g + 1) * kWidth / group, dim);
         store(scores + g * kDecodeKeys + i,
               dot_keys<T, kDim>(queries + (row + g) * query_stride, keys + i * dim, dim));
       }
+    fetch(ahead, i, ahead.run.count, dim);
     score_singly(run, i, row);
+  }
+
+  // Those of rows [begin, end) that are there.
+  static void fetch(const Visit& ahead, int64_t begin, int64_t end, int64_t dim) {
+    prefetch_rows<T>(ahead.cache, ahead.run.row + begin, smaller(end, ahead.run.count) - begin, dim);
   }
 
   // The block goes on behind the last key: a few products too many, which no one reads, cost less than single ones.
@@ -189,17 +193,17 @@ struct VectorSteps {
   }
 
   void add(const Tile& tile, const Tile* next) {
-    for (int64_t r = 0; r < tile.num_runs; r++)
-      for (int64_t head = 0; head < tile.heads; head++) {
-        Run run = tile.runs[r];
-        run.row += head * a.block_size;
-        add_run(run, visit(tile, next, tile.num_runs + r + kVisitsAhead, head), head * a.group());
-      }
+    const int64_t n = tile.num_runs;
+    for (int64_t block = n; block < 2 * n; block++)
+      for (int64_t head = 0; head < tile.heads; head++)
+        add_run(visit(tile, next, block, head).run, visit(tile, next, block + blocks_ahead(tile), head),
+                head * a.group());
   }
 
   void add_run(const Run& run, Visit ahead, int64_t row) {
     const int64_t end = row + a.group();
-    // What comes next is fetched once, by the first pass over the run.
+    fetch(ahead, run.count, ahead.run.count, a.head_dim);
+    // The others are fetched once, by the first pass over the run.
     for (; row + 4 <= end; row += 4, ahead.run.count = 0) add_heads<4>(run, ahead, row);
     if (end - row == 3) add_heads<3>(run, ahead, row);
     if (end - row == 2) add_heads<2>(run, ahead, row);
